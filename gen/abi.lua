@@ -1,0 +1,94 @@
+--[[ abi: the argument struct of every kernel, declared once.
+
+  abi.fields(problem, pass)  -> list of {name=, type=, source=, doc=}, offsets filled in
+  abi.struct(fields)         -> C text of the struct, the same for CUDA and host
+  abi.rows(fields)           -> {size=, rows = list of {offset=, type=, source=}}: the packing table of the runtime
+
+`source` says where the runtime takes the value from at launch; runtime/plan.c turns it into an enum once:
+  batch heads_q heads_kv group seq_q seq_k q_start k_start scale
+  <tensor>.data   <tensor>.stride.batch|seq|head      tensor: q k v o lse dout dlse dq dk dv
+  param.<slot>.data|scalar|stride.<axis>              slot and axis count from 0
+  workspace.<region>                                  a region of kernel.lua's list
+Order: 8-byte fields first, then 4-byte fields, so that there is no padding inside. A later capability (lengths in
+device memory, page tables, seeds, prepared lists) is a further row here; the digest of this file is in the cache key. ]]
+
+local abi = {}
+
+local SIZE = {ptr = 8, i64 = 8, i32 = 4, u32 = 4, f32 = 4}
+local STRIDED_AXES = {"batch", "seq", "head"}
+local STORAGE = {i32 = "int", i64 = "long long", u8 = "unsigned char", bool = "unsigned char", f32 = "float",
+                 f16 = "unsigned short", bf16 = "unsigned short"}
+
+local FORWARD = {{"q", true}, {"k", true}, {"v", true}, {"o"}, {"lse"}}
+local BACKWARD = {{"q", true}, {"k", true}, {"v", true}, {"o", true}, {"lse", true}, {"dout", true}, {"dlse", true},
+                  {"dq"}, {"dk"}, {"dv"}}
+
+-- Element type of a tensor in C text: lse and dlse are float, all others have the problem's dtype.
+local function element(problem, name)
+    if name == "lse" or name == "dlse" then return "float" end
+    return problem.dtype == "fp32" and "float" or "unsigned short"
+end
+
+function abi.fields(problem, pass, workspace)
+    local wide, narrow = {}, {}
+    local function add(name, type, source, text, doc)
+        local list = SIZE[type] == 8 and wide or narrow
+        list[#list + 1] = {name = name, type = type, source = source, text = text, doc = doc}
+    end
+    for _, row in ipairs(pass == "backward" and BACKWARD or FORWARD) do
+        local name, read = row[1], row[2]
+        add(name, "ptr", name .. ".data", (read and "const " or "") .. element(problem, name) .. " *", nil)
+        for _, axis in ipairs(STRIDED_AXES) do
+            add(name .. "_stride_" .. axis, "i64", name .. ".stride." .. axis, "long long ", nil)
+        end
+    end
+    for _, region in ipairs(workspace or {}) do
+        add(region.name, "ptr", "workspace." .. region.name, "float *", region.doc)
+    end
+    for slot, param in ipairs(problem.params) do
+        local from = "param." .. slot - 1
+        if param.dims then
+            add("p_" .. param.name, "ptr", from .. ".data", "const " .. STORAGE[param.dtype] .. " *", nil)
+            for axis = 1, #param.dims do
+                add(("p_%s_stride_%d"):format(param.name, axis - 1), "i64", ("%s.stride.%d"):format(from, axis - 1),
+                    "long long ", nil)
+            end
+        else
+            local type = param.dtype == "f32" and "f32" or "i32"
+            add("p_" .. param.name, type, from .. ".scalar", type == "f32" and "float " or "int ", nil)
+        end
+    end
+    for _, name in ipairs {"batch", "heads_q", "heads_kv", "group", "seq_q", "seq_k", "q_start", "k_start"} do
+        add(name, "i32", name, "int ", name == "group" and "heads_q / heads_kv" or nil)
+    end
+    add("scale", "f32", "scale", "float ", "multiplies Q K^T")
+    local fields, offset = {}, 0
+    for _, list in ipairs {wide, narrow} do
+        for _, field in ipairs(list) do
+            field.offset = offset
+            offset = offset + SIZE[field.type]
+            fields[#fields + 1] = field
+        end
+    end
+    fields.size = (offset + 7) // 8 * 8
+    return fields
+end
+
+function abi.struct(fields)
+    local lines = {"typedef struct LoomArgs {  // strides in elements"}
+    for _, field in ipairs(fields) do
+        lines[#lines + 1] = ("    %s%s;%s"):format(field.text, field.name, field.doc and "  // " .. field.doc or "")
+    end
+    lines[#lines + 1] = "} LoomArgs;"
+    return table.concat(lines, "\n")
+end
+
+function abi.rows(fields)
+    local rows = {}
+    for i, field in ipairs(fields) do
+        rows[i] = {offset = field.offset, type = field.type, source = field.source}
+    end
+    return {size = fields.size, rows = rows}
+end
+
+return abi
