@@ -1,0 +1,47 @@
+--[[ arch: facts about the processors kernels are made for.
+
+  arch.get("sm_90") -> row or nil, message
+  arch.names        -> {"sm_75", ...} in order
+
+Shared memory and register limits: CUDA C++ Programming Guide, table "Technical Specifications per Compute
+Capability". Instruction support: PTX ISA, "mma", "cp.async", "red". ]]
+
+local arch = {}
+
+local KIB = 1024
+
+-- smem_block_bytes: the most dynamic shared memory one block can have; smem_sm_bytes: of a multiprocessor, of which
+-- the system takes 1 KiB per resident block.
+local ROWS = {
+    {name = "sm_75", sm = 75, smem_block_bytes = 64 * KIB, smem_sm_bytes = 64 * KIB, threads_sm = 1024},
+    {name = "sm_80", sm = 80, smem_block_bytes = 163 * KIB, smem_sm_bytes = 164 * KIB, threads_sm = 2048},
+    {name = "sm_86", sm = 86, smem_block_bytes = 99 * KIB, smem_sm_bytes = 100 * KIB, threads_sm = 1536},
+    {name = "sm_87", sm = 87, smem_block_bytes = 163 * KIB, smem_sm_bytes = 164 * KIB, threads_sm = 1536},
+    {name = "sm_89", sm = 89, smem_block_bytes = 99 * KIB, smem_sm_bytes = 100 * KIB, threads_sm = 1536},
+    {name = "sm_90", sm = 90, smem_block_bytes = 227 * KIB, smem_sm_bytes = 228 * KIB, threads_sm = 2048},
+    {name = "sm_100", sm = 100, smem_block_bytes = 227 * KIB, smem_sm_bytes = 228 * KIB, threads_sm = 2048},
+    {name = "sm_103", sm = 103, smem_block_bytes = 227 * KIB, smem_sm_bytes = 228 * KIB, threads_sm = 2048},
+    {name = "sm_120", sm = 120, smem_block_bytes = 99 * KIB, smem_sm_bytes = 100 * KIB, threads_sm = 1536},
+}
+
+arch.registers_sm = 65536
+arch.registers_thread = 255
+arch.names = {}
+local by_name = {}
+for _, row in ipairs(ROWS) do
+    row.cp_async = row.sm >= 80       -- copies to shared memory that do not pass through registers
+    row.bf16 = row.sm >= 80           -- mma on bf16
+    row.mma_k16 = row.sm >= 80        -- m16n8k16; older: two m16n8k8
+    row.vector_red = row.sm >= 90     -- red.global.add.v2.f32
+    arch.names[#arch.names + 1] = row.name
+    by_name[row.name] = row
+end
+by_name.host = {name = "host", sm = 0}
+
+function arch.get(name)
+    local row = by_name[name]
+    if row then return row end
+    return nil, ("arch '%s' is not known; known: %s"):format(tostring(name), table.concat(arch.names, " "))
+end
+
+return arch

@@ -1,0 +1,603 @@
+--[[ functions: the text of a problem's mask and score, in C (for host) and CUDA (for mma).
+
+  functions.text(problem, language) -> text; language is "c" or "cuda"
+  functions.uses(problem)           -> {mask =, score = bool, walk = "range" | "classify", num_spans =}
+
+What is emitted is listed in docs/design.md section 3: visible, score, score_slope, and visible_keys, visible_queries, Span
+and num_spans, or tile_class (0 empty, 1 partial, 2 full); plus the helpers they use and nothing else. visible_keys and
+visible_queries answer within the sequence: spans lie inside k_start .. k_start + seq_k - 1 (or the same of q).
+The text relies on LoomArgs (gen/abi.lua) and on Work; in C also on <math.h>, <stdint.h>, <stdbool.h>.
+
+Masks are computed with the same IEEE operations in both languages, in the order written, so that every kernel decides
+every element alike. Scores are fast: contraction is allowed, and on CUDA functions come from the approximations below.
+
+Called by emit. ]]
+
+local expression = require "expression"
+local helpers = require "helpers"
+local interval = require "interval"
+
+local functions = {}
+
+local STORAGE = {i32 = "int", i64 = "long long", u8 = "unsigned char", bool = "unsigned char", f32 = "float",
+                 f16 = "unsigned short", bf16 = "unsigned short"}
+local C_TYPE = {i32 = "int", f32 = "float", bool = "bool"}
+local VARIABLE = {q = "q", k = "k", row = "row", col = "col", s = "s", b = "work->batch", h = "work->head",
+                  hkv = "work->head_kv", seq_q = "work->seq_q", seq_k = "work->seq_k", q_start = "work->q_start",
+                  k_start = "work->k_start"}
+
+-- -- scalars ---------------------------------------------------------------------------------------------------
+
+-- Precedence of emitted text.
+local CHOICE, OR, AND, EQUALITY, RELATION, SUM, PRODUCT, UNARY, PRIMARY = 1, 2, 3, 4, 5, 6, 7, 8, 9
+local MAX_DEPTH = 12 -- deeper text is cut by a local
+
+--[[ Writes expressions of one emitted function. Nodes that are costly and occur twice, or lie deep, become locals:
+  lines collects their definitions. ]]
+local Writer = {}
+Writer.__index = Writer
+
+local function writer(unit, fast)
+    return setmetatable({unit = unit, fast = fast, lines = {}, names = {}, counts = {}, used = {}, num_locals = 0}, Writer)
+end
+
+local function is_costly(node)
+    if not node.args then return false end
+    if node.op == "load" or node.op == "?:" or expression.functions[node.op] then return node.op ~= "f32" and node.op ~= "i32" end
+    return node.type == "f32" or node.op == "/" or node.op == "%"
+end
+
+-- Counts how often each part of node will be asked for.
+function Writer:count(node)
+    local key = expression.print(node)
+    self.counts[key] = (self.counts[key] or 0) + 1
+    if self.counts[key] > 1 then return end
+    for _, arg in ipairs(node.args or {}) do self:count(arg) end
+end
+
+function Writer:call(name, ...)
+    self.unit:need(name)
+    return ("%s(%s)"):format(name, table.concat({...}, ", ")), PRIMARY
+end
+
+function Writer:operand(node, least)
+    local text, level = self:write(node)
+    return level < least and "(" .. text .. ")" or text
+end
+
+-- A comma-separated operand.
+function Writer:argument(node)
+    return (self:write(node))
+end
+
+local function float_text(value, language)
+    if value == math.huge then return language == "c" and "INFINITY" or "__int_as_float(0x7f800000)" end
+    if value == -math.huge then return "-" .. float_text(math.huge, language) end
+    return expression.number(value) .. "f"
+end
+
+local function infix(writer, node, op, level)
+    return ("%s %s %s"):format(writer:operand(node.args[1], level), op, writer:operand(node.args[2], level + 1)), level
+end
+
+local function nonnegative(node) return interval.range(node) >= 0 end
+local function positive(node) return interval.range(node) >= 1 end
+
+local WRITE = {i32 = {}, f32 = {}, bool = {}}
+
+-- Whether plain C arithmetic does: neither the node nor a sum or product below it can leave i32.
+local function is_plain(node)
+    if node.op ~= "+" and node.op ~= "-" and node.op ~= "*" and node.op ~= "neg" then return true end
+    if not interval.exact(node) then return false end
+    for _, arg in ipairs(node.args) do
+        if not is_plain(arg) then return false end
+    end
+    return true
+end
+
+for op, level in pairs {["+"] = SUM, ["-"] = SUM, ["*"] = PRODUCT} do
+    local name = ({["+"] = "i32_add", ["-"] = "i32_sub", ["*"] = "i32_mul"})[op]
+    WRITE.i32[op] = function(w, node, a, b)
+        if is_plain(node) then return infix(w, node, op, level) end
+        return w:call(name, w:argument(a), w:argument(b))
+    end
+end
+for op, name in pairs {["/"] = "i32_div", ["%"] = "i32_mod"} do
+    WRITE.i32[op] = function(w, node, a, b)
+        if nonnegative(a) and positive(b) then return infix(w, node, op, PRODUCT) end
+        return w:call(name, w:argument(a), w:argument(b))
+    end
+end
+
+function WRITE.i32.neg(w, node, a)
+    if is_plain(node) then return "-" .. w:operand(a, UNARY), UNARY end
+    return w:call("i32_sub", "0", w:argument(a))
+end
+
+WRITE.i32["&"] = function(w, node)
+    local list = {}
+    for i, arg in ipairs(node.args) do list[i] = w:operand(arg, PRIMARY) end
+    return "(" .. table.concat(list, " & ") .. ")", PRIMARY
+end
+WRITE.i32["|"] = function(w, node)
+    local list = {}
+    for i, arg in ipairs(node.args) do list[i] = w:operand(arg, PRIMARY) end
+    return "(" .. table.concat(list, " | ") .. ")", PRIMARY
+end
+function WRITE.i32.xor(w, _, a, b)
+    return ("(%s ^ %s)"):format(w:operand(a, PRIMARY), w:operand(b, PRIMARY)), PRIMARY
+end
+function WRITE.i32.i32(w, _, a)
+    if a.type == "bool" then return ("%s ? 1 : 0"):format(w:operand(a, OR)), CHOICE end
+    return w:call("i32_of_f32", w:argument(a))
+end
+for _, name in ipairs {"min", "max", "abs", "popcount", "hash"} do
+    WRITE.i32[name] = function(w, node)
+        local list = {}
+        for i, arg in ipairs(node.args) do list[i] = w:argument(arg) end
+        return w:call("i32_" .. name, table.unpack(list))
+    end
+end
+
+WRITE.f32["+"] = function(w, node) return infix(w, node, "+", SUM) end
+WRITE.f32["-"] = function(w, node) return infix(w, node, "-", SUM) end
+WRITE.f32["*"] = function(w, node, a, b)
+    if w.fast then return infix(w, node, "*", PRODUCT) end
+    return w:call("f32_mul", w:argument(a), w:argument(b))
+end
+WRITE.f32["/"] = function(w, node, a, b)
+    if not w.fast then return w:call("f32_div", w:argument(a), w:argument(b)) end
+    if w.unit.language == "c" then return infix(w, node, "/", PRODUCT) end
+    local inverse = b.op == "const" and 1 / b.value
+    if inverse and math.abs(inverse) > 1e-30 and math.abs(inverse) < 1e30 then
+        return ("%s * %s"):format(w:operand(a, PRODUCT), float_text(string.unpack("<f", string.pack("<f", inverse)), "cuda")), PRODUCT
+    end
+    return w:call("fast_div", w:argument(a), w:argument(b))
+end
+function WRITE.f32.neg(w, _, a) return "-" .. w:operand(a, PRIMARY), UNARY end
+function WRITE.f32.f32(w, _, a)
+    if a.type == "bool" then return ("%s ? 1.0f : 0.0f"):format(w:operand(a, OR)), CHOICE end
+    return "(float)" .. w:operand(a, PRIMARY), UNARY
+end
+function WRITE.f32.abs(w, _, a) return ("fabsf(%s)"):format(w:argument(a)), PRIMARY end
+function WRITE.f32.floor(w, _, a) return ("floorf(%s)"):format(w:argument(a)), PRIMARY end
+for _, name in ipairs {"min", "max"} do
+    WRITE.f32[name] = function(w, _, a, b) return w:call("f32_" .. name, w:argument(a), w:argument(b)) end
+end
+for _, name in ipairs {"exp", "log", "tanh", "sqrt", "sin", "cos"} do
+    WRITE.f32[name] = function(w, _, a)
+        if not w.fast then return w:call("f32_" .. name, w:argument(a)) end
+        if w.unit.language == "c" then return ("%sf(%s)"):format(name, w:argument(a)), PRIMARY end
+        return w:call("fast_" .. name, w:argument(a))
+    end
+end
+
+for op, level in pairs {["<"] = RELATION, ["<="] = RELATION, [">"] = RELATION, [">="] = RELATION, ["=="] = EQUALITY, ["!="] = EQUALITY} do
+    WRITE.bool[op] = function(w, node, a, b)
+        if op == "!=" and a.type == "f32" then return w:call("f32_differ", w:argument(a), w:argument(b)) end
+        return ("%s %s %s"):format(w:operand(a, SUM), op, w:operand(b, SUM)), level
+    end
+end
+for op, text in pairs {["&"] = " && ", ["|"] = " || "} do
+    WRITE.bool[op] = function(w, node)
+        local list = {}
+        for i, arg in ipairs(node.args) do list[i] = w:operand(arg, EQUALITY) end
+        return table.concat(list, text), op == "&" and AND or OR
+    end
+end
+WRITE.bool["!"] = function(w, _, a) return "!" .. w:operand(a, PRIMARY), UNARY end
+
+local function write_choice(w, node)
+    local c, a, b = node.args[1], node.args[2], node.args[3]
+    return ("%s ? %s : %s"):format(w:operand(c, OR), w:operand(a, OR), w:operand(b, OR)), CHOICE
+end
+
+-- Text of a node's own operation.
+function Writer:expand(node)
+    local op = node.op
+    if op == "const" then
+        local value = node.value
+        if node.type == "bool" then return tostring(value), PRIMARY end
+        if node.type == "i32" and value == expression.I32_MIN then return "(-2147483647 - 1)", PRIMARY end
+        local text = node.type == "f32" and float_text(value, self.unit.language) or tostring(value)
+        return text, text:sub(1, 1) == "-" and UNARY or PRIMARY
+    elseif op == "var" then
+        self.used[node.name] = true
+        return VARIABLE[node.name], PRIMARY
+    elseif op == "param" then
+        if node.type == "bool" then return ("args->p_%s != 0"):format(node.name), EQUALITY end
+        return "args->p_" .. node.name, PRIMARY
+    elseif op == "load" then
+        local list = {"args"}
+        for i, arg in ipairs(node.args) do list[i + 1] = self:argument(arg) end
+        return ("param_%s(%s)"):format(node.name, table.concat(list, ", ")), PRIMARY
+    elseif op == "?:" then
+        return write_choice(self, node)
+    end
+    return WRITE[node.type][op](self, node, node.args[1], node.args[2])
+end
+
+-- Puts the value of a node into a local.
+function Writer:define(node, text)
+    local name = "t" .. self.num_locals
+    self.num_locals = self.num_locals + 1
+    self.lines[#self.lines + 1] = ("const %s %s = %s;"):format(C_TYPE[node.type], name, text)
+    self.names[expression.print(node)] = name
+    return name
+end
+
+-- Text and precedence of a node, or of the local that holds it.
+function Writer:write(node)
+    local key = expression.print(node)
+    if self.names[key] then return self.names[key], PRIMARY end
+    self.depth = (self.depth or 0) + 1
+    local deep = self.depth % MAX_DEPTH == 0
+    local text, level = self:expand(node)
+    self.depth = self.depth - 1
+    if node.args and (deep or is_costly(node) and (self.counts[key] or 0) > 1) then
+        return self:define(node, text), PRIMARY
+    end
+    return text, level
+end
+
+-- The same, with every operation in a local.
+function Writer:hold(node)
+    local key = expression.print(node)
+    if node.args and not self.names[key] then
+        local text = self:write(node)
+        if not self.names[key] then self:define(node, text) end
+    end
+    return self:operand(node, PRIMARY)
+end
+
+-- -- arrays ----------------------------------------------------------------------------------------------------
+
+local ALWAYS_INSIDE = {b = "batch", h = "heads_q", hkv = "heads_kv"}
+
+-- Whether an index lies inside a dimension whatever the launch.
+local function is_inside(index, dim)
+    if type(dim) == "number" then
+        local lo, hi = interval.range(index)
+        return lo >= 0 and hi < dim
+    end
+    return index.op == "var" and ALWAYS_INSIDE[index.name] == dim.word and not dim.div
+end
+
+local function extent(dim)
+    if type(dim) == "number" then return dim .. "u" end
+    if not dim.div then return ("(unsigned)args->%s"):format(dim.word) end
+    return ("((unsigned)args->%s + %du) / %du"):format(dim.word, dim.div - 1, dim.div)
+end
+
+local function print_dims(param)
+    local dims = {}
+    for i, dim in ipairs(param.dims) do
+        dims[i] = type(dim) == "number" and tostring(dim) or dim.div and ("ceil(%s/%d)"):format(dim.word, dim.div) or dim.word
+    end
+    return table.concat(dims, ", ")
+end
+
+-- The function that reads one array. guards[axis]: whether some read may fall outside that axis.
+local function array_function(unit, param, guards)
+    local indices, offsets, tests = {}, {}, {}
+    for axis, dim in ipairs(param.dims) do
+        local index = "i" .. axis - 1
+        indices[axis] = "int " .. index
+        offsets[axis] = ("%s * args->p_%s_stride_%d"):format(index, param.name, axis - 1)
+        if guards[axis] then tests[#tests + 1] = ("(unsigned)%s >= %s"):format(index, extent(dim)) end
+    end
+    local element = ("args->p_%s + %s"):format(param.name, table.concat(offsets, " + "))
+    element = unit.language == "c" and ("*(%s)"):format(element) or ("__ldg(%s)"):format(element)
+    local type = C_TYPE[expression.param(param).type]
+    local value = element
+    if param.dtype == "bool" then value = element .. " != 0"
+    elseif param.dtype == "i64" then value = "(int)" .. element -- the low half: i32 wraps
+    elseif param.dtype == "f16" or param.dtype == "bf16" then
+        local decode = "f32_of_" .. param.dtype
+        unit:need(decode)
+        value = ("%s(%s)"):format(decode, element)
+    end
+    local lines = {
+        ("// %s: %s[%s]%s"):format(param.name, param.dtype, print_dims(param), #tests > 0 and ", 0 outside" or ""),
+        ("%s %s param_%s(const LoomArgs *args, %s) {"):format(unit.static, type, param.name, table.concat(indices, ", ")),
+    }
+    if #tests > 0 then
+        lines[#lines + 1] = ("    if (%s) return %s;"):format(table.concat(tests, " || "), type == "bool" and "false" or "0")
+    end
+    lines[#lines + 1] = ("    return %s;"):format(value)
+    lines[#lines + 1] = "}"
+    return table.concat(lines, "\n")
+end
+
+-- Functions of all arrays that the nodes read, in slot order.
+local function array_functions(unit, problem, nodes)
+    local guards = {}
+    for _, root in ipairs(nodes) do
+        expression.walk(root, function(node)
+            if node.op ~= "load" then return end
+            local of = guards[node.name] or {}
+            guards[node.name] = of
+            for axis, index in ipairs(node.args) do
+                of[axis] = of[axis] or not is_inside(index, node.param.dims[axis])
+            end
+        end)
+    end
+    local list = {}
+    for _, param in ipairs(problem.params) do
+        if guards[param.name] then list[#list + 1] = array_function(unit, param, guards[param.name]) end
+    end
+    return list
+end
+
+-- -- functions of one element ----------------------------------------------------------------------------------
+
+-- Wraps lines of a body into a function; names what the body does not use, against warnings.
+local function assemble(unit, comment, head, parameters, lines)
+    local body = table.concat(lines, "\n")
+    local unused = {}
+    for _, parameter in ipairs(parameters) do
+        local name = parameter:match("([%w_]+)[%[%]]*$")
+        if not body:find("%f[%w_]" .. name .. "%f[^%w_]") then unused[#unused + 1] = ("    (void)%s;"):format(name) end
+    end
+    local out = {"// " .. comment, ("%s %s(%s) {"):format(unit.static, head, table.concat(parameters, ", "))}
+    for _, line in ipairs(unused) do out[#out + 1] = line end
+    for _, line in ipairs(lines) do out[#out + 1] = "    " .. line end
+    out[#out + 1] = "}"
+    return table.concat(out, "\n")
+end
+
+local ELEMENT = {"const LoomArgs *args", "const Work *work", "int q", "int k"}
+local ELEMENT_SCORE = {"const LoomArgs *args", "const Work *work", "int q", "int k", "float s"}
+
+local function element_function(unit, comment, head, parameters, node, fast)
+    local w = writer(unit, fast)
+    w:count(node)
+    local text = w:write(node)
+    local lines = {}
+    if w.used.row then lines[#lines + 1] = "const int row = q - work->q_start;" end
+    if w.used.col then lines[#lines + 1] = "const int col = k - work->k_start;" end
+    for _, line in ipairs(w.lines) do lines[#lines + 1] = line end
+    lines[#lines + 1] = ("return %s;"):format(text)
+    return assemble(unit, comment, head, parameters, lines)
+end
+
+-- -- walk range ------------------------------------------------------------------------------------------------
+
+-- Text of a sum of uniform terms and, with a factor, of the bound `other` of the box; in 64 bits where i32 may not do.
+local function sum_text(w, sum, other, other_variable, factor)
+    local all = {c = sum.c, terms = {table.unpack(sum.terms)}}
+    local positive_parts, parts = {}, {}
+    local function add(coefficient, text)
+        local list = coefficient > 0 and positive_parts or parts
+        list[#list + 1] = {coefficient, text}
+    end
+    if factor ~= 0 then
+        add(factor, other)
+        table.insert(all.terms, {coefficient = factor, node = other_variable})
+    end
+    for _, term in ipairs(sum.terms) do add(term.coefficient, w:hold(term.node)) end
+    local wide = not interval.is_small(all)
+    local text = ""
+    for i, part in ipairs(table.move(parts, 1, #parts, #positive_parts + 1, positive_parts)) do
+        local value = wide and "(long long)" .. part[2] or part[2]
+        if math.abs(part[1]) ~= 1 then value = math.abs(part[1]) .. " * " .. value end
+        if i == 1 then text = (part[1] < 0 and "-" or "") .. value
+        else text = text .. (part[1] < 0 and " - " or " + ") .. value end
+    end
+    local c = sum.c
+    if text == "" then return math.abs(c) > expression.I32_MAX and c .. "LL" or tostring(c) end
+    if c ~= 0 then text = text .. (c < 0 and " - " or " + ") .. math.abs(c) .. (math.abs(c) > expression.I32_MAX and "LL" or "") end
+    return text
+end
+
+local function nest(name, list, last)
+    local text = last
+    for i = #list, 1, -1 do text = ("%s(%s, %s)"):format(name, text, list[i]) end
+    return text
+end
+
+local function conjunction_text(conjunction)
+    local list = {}
+    for i, atom in ipairs(conjunction) do list[i] = atom.shown end
+    if #list == 0 then return "all" end
+    local text = table.concat(list, " & ")
+    return #text > 90 and text:sub(1, 87) .. "..." or text
+end
+
+-- Text of the condition that the sums of an atom's checks stay inside i32 over the whole walk.
+local function check_text(w, check, names)
+    local lo, hi = {c = check.c, terms = {}}, {c = check.c, terms = {}}
+    local ends_lo, ends_hi = {}, {}
+    for _, term in ipairs(check.terms) do
+        local name = term.node.op == "var" and term.node.name
+        local range = names[name]
+        if range then
+            local a, b = range[1], range[2]
+            if term.coefficient < 0 then a, b = b, a end
+            ends_lo[#ends_lo + 1] = {term.coefficient, a}
+            ends_hi[#ends_hi + 1] = {term.coefficient, b}
+        else
+            table.insert(lo.terms, term)
+            table.insert(hi.terms, term)
+        end
+    end
+    local function text(sum, ends)
+        local out = sum_text(w, sum, nil, nil, 0)
+        for _, at in ipairs(ends) do out = ("%s %s (long long)%s"):format(out, at[1] < 0 and "-" or "+", at[2]) end
+        return out
+    end
+    w.unit:need("in_i32")
+    -- the leading 0 keeps a sum of i32 terms in 64 bits
+    return ("in_i32(0LL + %s) && in_i32(0LL + %s)"):format(text(lo, ends_lo), text(hi, ends_hi))
+end
+
+-- visible_keys or visible_queries.
+local function range_function(unit, spans, direction)
+    local walked, other, length, start = "k", "q", "seq_k", "k_start"
+    if direction == "queries" then walked, other, length, start = "q", "k", "seq_q", "q_start" end
+    local w = writer(unit, false)
+    local body = {}
+    local other_variable = expression.variable(other)
+    local names = {[walked] = {"first", "last"}, [other] = {other .. "_lo", other .. "_hi"}}
+    for i, conjunction in ipairs(spans) do
+        local outer = {lower = {}, upper = {}, when = {}}
+        local inner = {lower = {}, upper = {}, when = {}}
+        local lines = {}
+        for j, row in ipairs(interval.rows(conjunction, direction)) do
+            if row.kind == "if" then
+                local text = w:operand(row.node, EQUALITY)
+                outer.when[#outer.when + 1] = text
+                inner.when[#inner.when + 1] = text
+            else
+                local sure
+                if #row.checks > 0 then
+                    local tests = {}
+                    for n, check in ipairs(row.checks) do tests[n] = check_text(w, check, names) end
+                    sure = ("sure_%d_%d"):format(i - 1, j - 1)
+                    lines[#lines + 1] = ("const bool %s = %s; // nothing wraps"):format(sure, table.concat(tests, " && "))
+                    inner.when[#inner.when + 1] = sure
+                end
+                local function bound(largest)
+                    local at = (row.other > 0) == largest and "_hi" or "_lo"
+                    return sum_text(w, row, other .. at, other_variable, row.other)
+                end
+                if row.kind == "when" then
+                    local some = bound(false) .. " <= 0"
+                    outer.when[#outer.when + 1] = sure and ("(!%s || %s)"):format(sure, some) or some
+                    inner.when[#inner.when + 1] = bound(true) .. " <= 0"
+                else
+                    local some = bound(row.kind == "upper")
+                    if sure then some = ("%s ? %s : %s"):format(sure, some, row.kind == "upper" and "last" or "first") end
+                    table.insert(outer[row.kind], some)
+                    table.insert(inner[row.kind], bound(row.kind == "lower"))
+                end
+            end
+        end
+        local function span(side)
+            if #side.lower > 0 then unit:need("wide_max") end
+            if #side.upper > 0 then unit:need("wide_min") end
+            local text = ("span(%s, %s)"):format(nest("wide_max", side.lower, "first"), nest("wide_min", side.upper, "last"))
+            if #side.when == 0 then return text end
+            return ("%s ? %s : span(1, 0)"):format(table.concat(side.when, " && "), text)
+        end
+        body[#body + 1] = "// " .. conjunction_text(conjunction)
+        for _, line in ipairs(lines) do body[#body + 1] = line end
+        body[#body + 1] = ("outer[%d] = %s;"):format(i - 1, span(outer))
+        body[#body + 1] = ("inner[%d] = %s;"):format(i - 1, span(inner))
+    end
+    unit:need("span")
+    local lines = {("const long long first = work->%s, last = first + work->%s - 1;"):format(start, length)}
+    for _, line in ipairs(w.lines) do lines[#lines + 1] = line end
+    for _, line in ipairs(body) do lines[#lines + 1] = line end
+    local comment = direction == "keys" and "Keys that some (outer) and that all (inner) of the queries q_lo..q_hi see."
+        or "Queries that see some (outer) and that see all (inner) of the keys k_lo..k_hi."
+    return assemble(unit, comment, "void visible_" .. direction,
+        {"const LoomArgs *args", "const Work *work", ("int %s_lo"):format(other), ("int %s_hi"):format(other), "Span outer[]", "Span inner[]"},
+        lines)
+end
+
+-- -- walk classify ---------------------------------------------------------------------------------------------
+
+local MAX_LINE = 60 -- longer interval text becomes a local
+
+local function tile_class_function(unit, mask)
+    local w = writer(unit, false)
+    local used = {}
+    local num_locals = 0
+    local TYPE = {iv = "Iv", fv = "Fv", cl = "int"}
+    local function hold(kind, text)
+        if #text <= MAX_LINE then return text end
+        local name = kind .. num_locals
+        num_locals = num_locals + 1
+        w.lines[#w.lines + 1] = ("const %s %s = %s;"):format(TYPE[kind], name, text)
+        return name
+    end
+    local function operation(name, ...)
+        if name == "cl_const" then return tostring((...)) end
+        unit:need(name)
+        local list = {}
+        for i, value in ipairs {...} do
+            list[i] = type(value) == "number" and math.abs(value) > expression.I32_MAX and value .. "LL" or tostring(value)
+        end
+        return hold(name:sub(1, 2), ("%s(%s)"):format(name, table.concat(list, ", ")))
+    end
+    local text = interval.describe(mask, {
+        op = operation,
+        const = function(lo, hi)
+            unit:need("iv")
+            local function wide(x) return math.abs(x) > expression.I32_MAX and x .. "LL" or tostring(x) end
+            return ("iv(%s, %s)"):format(wide(lo), wide(hi))
+        end,
+        var = function(name)
+            used[name] = true
+            return name
+        end,
+        point = function(node)
+            local kind = ({i32 = "iv", f32 = "fv", bool = "cl"})[node.type]
+            unit:need(kind .. "_point")
+            return hold(kind, ("%s_point(%s)"):format(kind, w:argument(node)))
+        end,
+    })
+    local lines = {}
+    if used.q then lines[#lines + 1] = "const Iv q = iv(q_lo, q_hi);" end
+    if used.k then lines[#lines + 1] = "const Iv k = iv(k_lo, k_hi);" end
+    if used.row then lines[#lines + 1] = "const Iv row = iv(q_lo - work->q_start, q_hi - work->q_start);" end
+    if used.col then lines[#lines + 1] = "const Iv col = iv(k_lo - work->k_start, k_hi - work->k_start);" end
+    if #lines > 0 then unit:need("iv") end
+    for _, line in ipairs(w.lines) do lines[#lines + 1] = line end
+    lines[#lines + 1] = ("return %s;"):format(text)
+    return assemble(unit, "Class of the tile q_lo..q_hi x k_lo..k_hi: 0 empty, 1 partial, 2 full; 1 where it is not known.", "int tile_class",
+        {"const LoomArgs *args", "const Work *work", "int q_lo", "int q_hi", "int k_lo", "int k_hi"}, lines)
+end
+
+-- -- whole text ------------------------------------------------------------------------------------------------
+
+function functions.uses(problem)
+    local walk = interval.walk(problem.mask)
+    return {mask = problem.mask ~= nil, score = problem.score ~= nil, walk = walk.kind, num_spans = walk.spans and #walk.spans}
+end
+
+local STATIC = {c = "static inline", cuda = "static __device__ __forceinline__"}
+
+function functions.text(problem, language)
+    local needed = {}
+    local unit = {language = language, static = STATIC[language]}
+    function unit:need(name) needed[name] = true end
+
+    local nodes, list = {}, {}
+    if problem.mask then nodes[#nodes + 1] = problem.mask end
+    if problem.score then nodes[#nodes + 1] = problem.score end
+    local arrays = array_functions(unit, problem, nodes)
+    if problem.mask then
+        list[#list + 1] = element_function(unit, "Whether query q sees key k: " .. expression.print(problem.mask), "bool visible", ELEMENT,
+            problem.mask, false)
+    end
+    if problem.score then
+        list[#list + 1] = element_function(unit, "The score: " .. expression.print(problem.score), "float score", ELEMENT_SCORE,
+            problem.score, true)
+        if problem.backward then
+            local slope = expression.slope(problem.score)
+            list[#list + 1] = element_function(unit, "d(score)/ds: " .. expression.print(slope), "float score_slope", ELEMENT_SCORE,
+                slope, true)
+        end
+    end
+    local walk = interval.walk(problem.mask)
+    if walk.kind == "range" then
+        list[#list + 1] = range_function(unit, walk.spans, "keys")
+        if problem.backward then list[#list + 1] = range_function(unit, walk.spans, "queries") end
+    else
+        list[#list + 1] = tile_class_function(unit, problem.mask)
+    end
+
+    local out = {}
+    if walk.kind == "range" then
+        out[#out + 1] = ("enum { num_spans = %d };"):format(#walk.spans)
+        out[#out + 1] = "typedef struct Span {  // inclusive; empty when lo > hi\n    int lo, hi;\n} Span;"
+    end
+    for _, text in ipairs(helpers.texts(needed, language, unit.static)) do out[#out + 1] = text end
+    for _, text in ipairs(arrays) do out[#out + 1] = text end
+    for _, text in ipairs(list) do out[#out + 1] = text end
+    return table.concat(out, "\n\n")
+end
+
+return functions

@@ -1,0 +1,347 @@
+--[[ kernel: which kernels a problem needs and what each looks like from outside: tiles, constants, shared memory,
+grid, workspace. Emission (emit.lua) and the runtime (descriptors, docs/design.md section 5) both read this.
+
+  kernel.list(problem, pass, target, schedule, arch) -> list of kernels in launch order, each
+    {name=, pass=, symbol=, template="mma/forward.cu", title=, threads=, smem_bytes=, blocks_per_sm=,
+     constants = {{name, value, comment}, ...}, shared = {{name, bytes, comment}, ...}, phases = {text, ...},
+     grid = {heads=, seq=, rows=}, needs=, workspace=}
+  kernel.accumulators(problem, pass, schedule) -> f32 registers a thread holds through the main loop (target mma)
+  kernel.smem_bytes(problem, pass, target, schedule) -> the most any kernel of the pass asks for
+
+`schedule` is a table of integers, see schedule.lua. ]]
+
+local kernel = {}
+
+local FLOAT_BYTES, HALF_BYTES = 4, 2
+local MMA_K = 16        -- depth of one mma
+local MMA_N = 8         -- columns of one mma
+local CHUNK = 8         -- elements in 16 bytes, the unit of copies and of ldmatrix rows
+
+local function round_up(value, unit) return (value + unit - 1) // unit * unit end
+
+-- Shared rows are an odd number of 16-byte chunks apart, so the 8 rows an ldmatrix reads lie in different banks.
+local function pitch(columns) return (columns // CHUNK | 1) * CHUNK end
+
+local function shared_total(shared)
+    local bytes = 0
+    for _, region in ipairs(shared) do bytes = bytes + round_up(region[2], 128) end
+    return bytes
+end
+
+local function head_dims(problem)
+    return round_up(problem.d, MMA_K), round_up(problem.dv, MMA_K)
+end
+
+-- 8-wide columns of each of `parts` warps that share `depth` columns, in pairs: one ldmatrix serves two. The last warp
+-- may have too many; it computes on what lies behind its row and stores nothing of it.
+local function share(depth, parts) return (depth // MMA_K + parts - 1) // parts * 2 end
+
+-- The workspace of the backward: D per row of q, and the f32 sum of dQ where blocks add to it.
+local function backward_workspace(problem, target)
+    local list = {{name = "delta", row_bytes = FLOAT_BYTES, doc = "[batch, heads_q, seq_q] rowsum(dO * O) - dLSE"}}
+    if target == "mma" and not problem.deterministic then
+        list[2] = {name = "dq_sum", row_bytes = problem.d * FLOAT_BYTES, doc = "[batch, heads_q, seq_q, d] sum of dQ / scale"}
+    end
+    return list
+end
+
+-- -- mma ---------------------------------------------------------------------------------------------------
+
+local mma = {}
+
+local function mma_constants(problem, s)
+    local d, dv = head_dims(problem)
+    return {
+        {"dim_qk", problem.d, "head dim of q and k"},
+        {"dim_v", problem.dv, "head dim of v and o"},
+        {"depth_qk", d, "dim_qk rounded up to one mma, zeros past dim_qk"},
+        {"depth_v", dv, "the same of dim_v"},
+        {"tile_q", s.tile_q, "queries of a tile"},
+        {"tile_k", s.tile_k, "keys of a tile"},
+        {"warps", s.warps, "warps of a block"},
+        {"threads", 32 * s.warps, "threads of a block"},
+        {"pitch_qk", pitch(d), "elements from row to row of q and k in shared memory: odd in 16-byte chunks"},
+        {"pitch_v", pitch(dv), "the same of v and dO"},
+    }
+end
+
+-- Where a partial tile's values that are not finite are noted; see templates/mma/parts/careful.cu.
+local function note_nonfinite(problem, shared)
+    if problem.mask then shared[#shared + 1] = {"nonfinite", 3 * 32, "rows, columns, queries: bit sets"} end
+    return shared
+end
+
+local function append(list, more)
+    for _, item in ipairs(more) do list[#list + 1] = item end
+    return list
+end
+
+function mma.forward(problem, s)
+    local d, dv = head_dims(problem)
+    local rows_per_warp = s.tile_q // s.warps
+    return {
+        name = "forward", template = "mma/forward.cu", title = "O = softmax(S) V, LSE = ln(sum exp S)",
+        threads = 32 * s.warps, blocks_per_sm = s.blocks,
+        constants = append(mma_constants(problem, s), {
+            {"row_tiles", rows_per_warp // 16, "16-row mma tiles of a warp"},
+            {"key_columns", s.tile_k // MMA_N, "8-key columns of S"},
+            {"value_columns", dv // MMA_N, "8-wide columns of O"},
+        }),
+        shared = note_nonfinite(problem, {
+            {"q", s.tile_q * pitch(d) * HALF_BYTES, "[tile_q][pitch_qk]"},
+            {"k", s.tile_k * pitch(d) * HALF_BYTES, "[tile_k][pitch_qk]"},
+            {"v", s.tile_k * pitch(dv) * HALF_BYTES, "[tile_k][pitch_v]"},
+        }),
+        phases = {"work and first loads", "S = Q K^T", "score and mask", "softmax", "O += P V", "store O and LSE"},
+        grid = {heads = "heads_q", seq = "seq_q", rows = s.tile_q},
+    }
+end
+
+function mma.backward_delta(problem, s)
+    local rows = 16
+    return {
+        name = "backward_delta", template = "mma/backward_delta.cu", title = "D = rowsum(dO * O) - dLSE; dQ sum = 0",
+        threads = 128,
+        constants = {
+            {"dim_qk", problem.d, "head dim of q and k"},
+            {"dim_v", problem.dv, "head dim of v and o"},
+            {"tile_q", rows, "rows of a block"},
+            {"threads", 128, "threads of a block"},
+        },
+        shared = {},
+        phases = {"D of each row", "clear the sum of dQ"},
+        grid = {heads = "heads_q", seq = "seq_q", rows = rows},
+    }
+end
+
+function mma.backward_dkv(problem, s)
+    local d, dv = head_dims(problem)
+    local shared = {
+        {"k", s.tile_k * pitch(d) * HALF_BYTES, "[tile_k][pitch_qk]"},
+        {"v", s.tile_k * pitch(dv) * HALF_BYTES, "[tile_k][pitch_v]"},
+        {"q", s.stages * s.tile_q * pitch(d) * HALF_BYTES, "[stages][tile_q][pitch_qk]"},
+        {"dout", s.stages * s.tile_q * pitch(dv) * HALF_BYTES, "[stages][tile_q][pitch_v]"},
+        {"stats", s.stages * 2 * s.tile_q * FLOAT_BYTES, "[stages][2][tile_q] LSE and D"},
+    }
+    local through_shared = s.split > 1 or not problem.deterministic
+    if through_shared then
+        shared[#shared + 1] = {"ds", s.tile_k * pitch(s.tile_q) * HALF_BYTES, "[tile_k][pitch_ds] transposed dS"}
+    end
+    if s.split > 1 then
+        shared[#shared + 1] = {"p", s.tile_k * pitch(s.tile_q) * HALF_BYTES, "[tile_k][pitch_ds] transposed P"}
+    end
+    if not problem.deterministic then note_nonfinite(problem, shared) end
+    local key_warps = s.warps // s.split
+    local query_warps = math.min(s.warps, s.tile_q // s.rows)
+    return {
+        name = "backward_dkv", template = "mma/backward_dkv.cu",
+        title = problem.deterministic and "dV = P^T dO, dK = scale dS^T Q"
+            or "dV = P^T dO, dK = scale dS^T Q, dQ sum += dS K",
+        threads = 32 * s.warps, blocks_per_sm = s.blocks,
+        constants = append(mma_constants(problem, s), {
+            {"stages", s.stages, "buffers of q and dO"},
+            {"split", s.split, "warps that share 16 keys, each with its part of the head dim"},
+            {"key_warps", key_warps, "groups of warps along the keys"},
+            {"key_tiles", s.rows // 16, "16-key mma tiles of a warp"},
+            {"query_columns", s.tile_q // MMA_N // s.split, "8-query columns of S^T a warp computes"},
+            {"qk_columns", share(d, s.split), "8-wide columns of dK a warp owns"},
+            {"value_columns", share(dv, s.split), "8-wide columns of dV a warp owns"},
+            {"pitch_ds", pitch(s.tile_q), "elements from key to key of dS in shared memory"},
+            {"query_warps", query_warps, "groups of warps along the queries of dQ"},
+            {"query_tiles", s.tile_q // query_warps // 16, "16-query mma tiles of dQ of a warp"},
+            {"dq_columns", share(d, s.warps // query_warps), "8-wide columns of dQ a warp computes"},
+        }),
+        shared = shared,
+        phases = {"work, k and v", "S^T = K Q^T", "P^T", "dP^T = V dO^T, dS^T", "dV += P^T dO, dK += dS^T Q",
+                  "dQ sum += dS K", "store dK and dV"},
+        grid = {heads = "heads_kv", seq = "seq_k", rows = s.tile_k},
+        needs = problem.deterministic and {"dk", "dv"} or {"dk", "dv", "dq"},
+    }
+end
+
+function mma.backward_dq(problem, s)
+    local d, dv = head_dims(problem)
+    return {
+        name = "backward_dq", template = "mma/backward_dq.cu", title = "dQ = scale dS K, in the order of keys",
+        threads = 32 * s.dq_warps,
+        constants = {
+            {"dim_qk", problem.d, "head dim of q and k"},
+            {"dim_v", problem.dv, "head dim of v and o"},
+            {"depth_qk", d, "dim_qk rounded up to one mma, zeros past dim_qk"},
+            {"depth_v", dv, "the same of dim_v"},
+            {"tile_q", 16 * s.dq_warps, "queries of a tile"},
+            {"tile_k", s.dq_tile_k, "keys of a tile"},
+            {"warps", s.dq_warps, "warps of a block"},
+            {"threads", 32 * s.dq_warps, "threads of a block"},
+            {"pitch_qk", pitch(d), "elements from row to row of q and k in shared memory: odd in 16-byte chunks"},
+            {"pitch_v", pitch(dv), "the same of v and dO"},
+            {"key_columns", s.dq_tile_k // MMA_N, "8-key columns of S"},
+            {"qk_columns", d // MMA_N, "8-wide columns of dQ"},
+        },
+        shared = note_nonfinite(problem, {
+            {"q", 16 * s.dq_warps * pitch(d) * HALF_BYTES, "[tile_q][pitch_qk]"},
+            {"dout", 16 * s.dq_warps * pitch(dv) * HALF_BYTES, "[tile_q][pitch_v]"},
+            {"k", s.dq_tile_k * pitch(d) * HALF_BYTES, "[tile_k][pitch_qk]"},
+            {"v", s.dq_tile_k * pitch(dv) * HALF_BYTES, "[tile_k][pitch_v]"},
+        }),
+        phases = {"work and first loads", "S = Q K^T", "dP = dO V^T", "P, dS", "dQ += dS K", "store dQ"},
+        grid = {heads = "heads_q", seq = "seq_q", rows = 16 * s.dq_warps},
+        needs = {"dq"},
+    }
+end
+
+function mma.backward_convert(problem, s)
+    local rows = 32
+    return {
+        name = "backward_convert", template = "mma/backward_convert.cu", title = "dQ = scale * dQ sum",
+        threads = 128,
+        constants = {
+            {"dim_qk", problem.d, "head dim of q and k"},
+            {"tile_q", rows, "rows of a block"},
+            {"threads", 128, "threads of a block"},
+        },
+        shared = {},
+        phases = {"dQ of each row"},
+        grid = {heads = "heads_q", seq = "seq_q", rows = rows},
+        needs = {"dq"},
+    }
+end
+
+-- -- host --------------------------------------------------------------------------------------------------
+
+local host = {}
+
+local BLOCK_ROWS, BLOCK_LANES = 8, 16   -- a block of a product kept in registers: 8 AVX-512 or 16 AVX2 accumulators
+
+kernel.host_lanes = BLOCK_LANES         -- tiles are multiples of this
+
+local function host_constants(problem, s)
+    return {
+        {"dim_qk", problem.d, "head dim of q and k"},
+        {"dim_v", problem.dv, "head dim of v and o"},
+        {"tile_q", s.tile_q, "queries of a tile"},
+        {"tile_k", s.tile_k, "keys of a tile"},
+        {"block_rows", BLOCK_ROWS, "rows of a product computed at once"},
+        {"block_lanes", BLOCK_LANES, "columns of it"},
+    }
+end
+
+-- Scratch regions are f32. Products read their right side by rows, so whatever stays for the whole block is stored
+-- transposed once and what is loaded per tile needs no transposing.
+local function region(name, rows, columns, comment)
+    return {name, rows * columns * FLOAT_BYTES, comment}
+end
+
+function host.forward(problem, s)
+    return {
+        name = "forward", template = "host/forward.c", title = "O = softmax(S) V, LSE = ln(sum exp S)",
+        threads = 1, constants = host_constants(problem, s),
+        shared = {
+            region("q", problem.d, s.tile_q, "[dim_qk][tile_q]"),
+            region("k", s.tile_k, problem.d, "[tile_k][dim_qk]"),
+            region("v", s.tile_k, problem.dv, "[tile_k][dim_v]"),
+            region("s", s.tile_k, s.tile_q, "[tile_k][tile_q] S^T, then P^T"),
+            region("o", s.tile_q, problem.dv, "[tile_q][dim_v] sum of P V"),
+        },
+        phases = {"work and queries", "S^T = K Q^T", "scale, score and mask", "softmax", "O += P V", "store O and LSE"},
+        grid = {heads = "heads_q", seq = "seq_q", rows = s.tile_q},
+    }
+end
+
+function host.backward_delta(problem)
+    local rows = 64
+    return {
+        name = "backward_delta", template = "host/backward_delta.c", title = "D = rowsum(dO * O) - dLSE",
+        threads = 1,
+        constants = {{"dim_v", problem.dv, "head dim of v and o"}, {"tile_q", rows, "rows of a block"}},
+        shared = {},
+        phases = {"D of each row"},
+        grid = {heads = "heads_q", seq = "seq_q", rows = rows},
+    }
+end
+
+function host.backward_dkv(problem, s)
+    local shared = {
+        region("k", problem.d, s.tile_k, "[dim_qk][tile_k]"),
+        region("v", problem.dv, s.tile_k, "[dim_v][tile_k]"),
+        region("q", s.tile_q, problem.d, "[tile_q][dim_qk]"),
+        region("dout", s.tile_q, problem.dv, "[tile_q][dim_v]"),
+        region("s", s.tile_q, s.tile_k, "[tile_q][tile_k] S, then P"),
+        region("dp", s.tile_q, s.tile_k, "[tile_q][tile_k] dP, then dS"),
+        region("dk", s.tile_k, problem.d, "[tile_k][dim_qk] sum of dS^T Q"),
+        region("dv", s.tile_k, problem.dv, "[tile_k][dim_v] sum of P^T dO"),
+    }
+    if problem.score then shared[#shared + 1] = region("slope", s.tile_q, s.tile_k, "[tile_q][tile_k] of the score") end
+    return {
+        name = "backward_dkv", template = "host/backward_dkv.c", title = "dV = P^T dO, dK = scale dS^T Q",
+        threads = 1, constants = host_constants(problem, s), shared = shared,
+        phases = {"work, keys and values", "S = Q K^T, dP = dO V^T", "P and dS", "dV += P^T dO, dK += dS^T Q",
+                  "store dK and dV"},
+        grid = {heads = "heads_kv", seq = "seq_k", rows = s.tile_k},
+        needs = {"dk", "dv"},
+    }
+end
+
+function host.backward_dq(problem, s)
+    local shared = {
+        region("q", problem.d, s.tile_q, "[dim_qk][tile_q]"),
+        region("dout", problem.dv, s.tile_q, "[dim_v][tile_q]"),
+        region("k", s.tile_k, problem.d, "[tile_k][dim_qk]"),
+        region("v", s.tile_k, problem.dv, "[tile_k][dim_v]"),
+        region("s", s.tile_k, s.tile_q, "[tile_k][tile_q] S^T, then P^T"),
+        region("dp", s.tile_k, s.tile_q, "[tile_k][tile_q] dP^T, then dS^T"),
+        region("dq", s.tile_q, problem.d, "[tile_q][dim_qk] sum of dS K"),
+    }
+    if problem.score then shared[#shared + 1] = region("slope", s.tile_k, s.tile_q, "[tile_k][tile_q] of the score") end
+    return {
+        name = "backward_dq", template = "host/backward_dq.c", title = "dQ = scale dS K",
+        threads = 1, constants = host_constants(problem, s), shared = shared,
+        phases = {"work, queries and dO", "S^T = K Q^T, dP^T = V dO^T", "P and dS", "dQ += dS K", "store dQ"},
+        grid = {heads = "heads_q", seq = "seq_q", rows = s.tile_q},
+        needs = {"dq"},
+    }
+end
+
+-- The lists of kernels per pass: the order of launches.
+local LISTS = {
+    mma = {
+        forward = function() return {mma.forward} end,
+        backward = function(problem)
+            if problem.deterministic then return {mma.backward_delta, mma.backward_dkv, mma.backward_dq} end
+            return {mma.backward_delta, mma.backward_dkv, mma.backward_convert}
+        end,
+    },
+    host = {
+        forward = function() return {host.forward} end,
+        backward = function() return {host.backward_delta, host.backward_dkv, host.backward_dq} end,
+    },
+}
+
+function kernel.list(problem, pass, target, s)
+    local list = {}
+    for i, make in ipairs(LISTS[target][pass](problem)) do
+        local k = make(problem, s)
+        k.pass, k.symbol = pass, "attnloom_" .. k.name
+        k.smem_bytes = k.smem_bytes or shared_total(k.shared)
+        k.workspace = pass == "backward" and backward_workspace(problem, target) or {}
+        list[i] = k
+    end
+    return list
+end
+
+function kernel.smem_bytes(problem, pass, target, s)
+    local most = 0
+    for _, k in ipairs(kernel.list(problem, pass, target, s)) do most = math.max(most, k.smem_bytes) end
+    return most
+end
+
+function kernel.accumulators(problem, pass, s)
+    local d, dv = head_dims(problem)
+    if pass == "forward" then
+        return s.tile_q // s.warps * (dv + s.tile_k) // 32
+    end
+    -- dK and dV, then S^T and dP^T of one tile
+    return s.rows * (d + dv + 2 * s.tile_q) // s.split // 32
+end
+
+return kernel

@@ -1,0 +1,144 @@
+--[[ main: what the C runtime calls, and the only generator file that reads files (through read_template, which the
+runtime provides). Everything it returns is a plain table or text.
+
+  main.problem(text)   -> table with the canonical text and facts of a problem, or nil, error
+  main.plan(request)   -> {problem=, target=, arch=, schedule=, schedule_backward=, why=, kernels={descriptor...}} or nil, error
+  main.source(plan, i) -> source text of kernel i of a plan
+  main.standalone(request) -> one .cu with kernel, launcher and self-check, or nil, error
+  main.why(request)    -> text for people, or nil, error
+
+  request: {problem=, target=, arch=, schedule=, schedule_backward=, hint=, alignment=, shape=, pass=}
+  error:   {status=, field=, offset=, text=} ]]
+
+local abi = require "abi"
+local arch = require "arch"
+local emit = require "emit"
+local expression = require "expression"
+local interval = require "interval"
+local kernel = require "kernel"
+local problem_text = require "problem"
+local schedule = require "schedule"
+
+local main = {version = "0.1"}
+
+local MMA_DTYPES = {bf16 = true, fp16 = true}
+
+local function fail(status, field, format, ...)
+    return nil, {status = status, field = field, offset = -1, text = format:format(...)}
+end
+
+local function parse(text)
+    local p, errors = problem_text.parse(text)
+    if p then return p end
+    return nil, {status = "INVALID", field = errors[1].field, offset = errors[1].offset,
+                 text = problem_text.format_errors(text, errors)}
+end
+
+function main.problem(text)
+    local p, message = parse(text)
+    if not p then return nil, message end
+    local params = {}
+    for i, param in ipairs(p.params) do
+        local dims
+        if param.dims then
+            dims = {}
+            for axis, dim in ipairs(param.dims) do
+                dims[axis] = type(dim) == "table" and (dim.div and ("ceil(%s/%d)"):format(dim.word, dim.div) or dim.word)
+                    or tostring(dim)
+            end
+        end
+        params[i] = {name = param.name, dtype = param.dtype, dims = dims}
+    end
+    return {text = p.text, dtype = p.dtype, d = p.d, dv = p.dv, backward = p.backward, deterministic = p.deterministic,
+            mask = p.mask and expression.print(p.mask), score = p.score and expression.print(p.score), params = params}
+end
+
+-- Checks that a target takes a problem on an arch.
+local function supported(p, target, a)
+    if target == "host" then return true end
+    if not MMA_DTYPES[p.dtype] then
+        return fail("UNSUPPORTED", "problem.dtype", "target mma takes bf16 and fp16, not %s; target host takes %s", p.dtype, p.dtype)
+    end
+    if p.dtype == "bf16" and not a.bf16 then
+        return fail("UNSUPPORTED", "problem.dtype", "bf16 needs sm_80 or newer, this is %s; fp16 works there", a.name)
+    end
+    return true
+end
+
+local function why_text(plan, passes)
+    local lines = {("problem %s"):format(plan.problem.text), ("target %s on %s"):format(plan.target, plan.arch.name)}
+    local walk = plan.problem.mask and interval.walk(plan.problem.mask) or {kind = "range", spans = {{}}}
+    lines[#lines + 1] = walk.kind == "range"
+        and ("walk range: %s"):format(plan.problem.mask and ("%d span(s) of keys per row tile"):format(#walk.spans) or "every tile, no mask")
+        or ("walk classify: %s"):format(walk.reason)
+    for _, pass in ipairs(passes) do
+        lines[#lines + 1] = ("%s: %s%s"):format(pass.name, pass.text, pass.forced and " (asked for)" or "")
+        for _, row in ipairs(pass.candidates) do
+            if row.rejected then
+                lines[#lines + 1] = ("  %-60s no: %s"):format(row.text, row.rejected)
+            else
+                lines[#lines + 1] = ("  %-60s cost %.0f%s"):format(row.text, row.cost,
+                    not pass.forced and row.text == pass.text and "  <- least" or "")
+            end
+        end
+    end
+    return table.concat(lines, "\n") .. "\n"
+end
+
+-- The variants of a plan: tensors that are all aligned take the first.
+local function variants(target, alignment)
+    if target == "host" then return {"any"} end
+    if alignment and alignment >= 16 and alignment % 16 == 0 then return {"aligned"} end
+    return {"aligned", "any"}
+end
+
+local function make_plan(request)
+    local p, message = parse(request.problem)
+    if not p then return nil, message end
+    local target = request.target or (request.arch == "host" and "host" or "mma")
+    if target ~= "host" and target ~= "mma" then
+        return fail("INVALID", "target", "target '%s' is not known; known: host mma", target)
+    end
+    local a, reason = arch.get(target == "host" and "host" or request.arch)
+    if not a then return fail("INVALID", "arch", "%s", reason) end
+    local ok, refusal = supported(p, target, a)
+    if not ok then return nil, refusal end
+    local plan = {problem = p, target = target, arch = a, version = main.version, kernels = {}, passes = {}}
+    for _, pass in ipairs(p.backward and {"forward", "backward"} or {"forward"}) do
+        local forced = pass == "forward" and request.schedule or pass == "backward" and request.schedule_backward or nil
+        local s, candidates = schedule.choose(p, pass, target, a, forced)
+        if not s then
+            if pass == "backward" and candidates.field == "schedule" then candidates.field = "schedule_backward" end
+            return nil, candidates
+        end
+        local text = schedule.text(target, pass, s)
+        plan.passes[#plan.passes + 1] = {name = pass, text = text, candidates = candidates, forced = forced ~= nil}
+        for _, variant in ipairs(variants(target, request.alignment)) do
+            for _, k in ipairs(kernel.list(p, pass, target, s, a)) do
+                k.variant, k.schedule = variant, text
+                k.args = abi.rows(abi.fields(p, pass, k.workspace))
+                k.key = table.concat({"problem " .. p.text, "kernel " .. k.name, "variant " .. variant,
+                                      "schedule " .. text, "target " .. target, "arch " .. a.name}, "\n") .. "\n"
+                plan.kernels[#plan.kernels + 1] = k
+            end
+        end
+    end
+    return plan
+end
+
+-- The plan as the runtime sees it; the generator's own view stays reachable for main.source.
+function main.plan(request)
+    local plan, message = make_plan(request)
+    if not plan then return nil, message end
+    return {
+        problem = plan.problem.text, target = plan.target, arch = plan.arch.name,
+        schedule = plan.passes[1].text, schedule_backward = plan.passes[2] and plan.passes[2].text or "",
+        why = why_text(plan, plan.passes), kernels = plan.kernels, inner = plan,
+    }
+end
+
+function main.source(plan, i)
+    return emit.source(plan.inner, plan.kernels[i], read_template)
+end
+
+return main

@@ -1,0 +1,56 @@
+//@ text(header)
+
+//@ text(constants)
+constexpr int lanes = 8;  // threads of a row
+
+//@ text(arguments)
+
+//@ part("work", {heads = "heads_q", tiles = "seq_q", last_first = false})
+
+//@ part("element")
+
+// Eight elements of a row as f32.
+static __device__ __forceinline__ void load_eight(float (&x)[8], const unsigned short *from) {
+//@ if aligned then
+    const uint4 chunk = *(const uint4 *)from;
+    const unsigned pairs[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
+#pragma unroll
+    for (int i = 0; i < 8; ++i) x[i] = to_float((unsigned short)(pairs[i / 2] >> i % 2 * 16));
+//@ else
+#pragma unroll
+    for (int i = 0; i < 8; ++i) x[i] = to_float(from[i]);
+//@ end
+}
+
+extern "C" __global__ void __launch_bounds__(threads) ${symbol}(const __grid_constant__ LoomArgs args) {
+    const Work work = work_of(&args, blockIdx.x);
+    const int row = work.tile * tile_q + threadIdx.x / lanes, lane = threadIdx.x % lanes;
+    const long long head = (long long)work.batch * args.heads_q + work.head;
+
+    // [1] D of each row
+    float sum = 0;
+    if (row < work.seq_q) {
+        const unsigned short *o = args.o + work.batch * args.o_stride_batch + row * args.o_stride_seq + work.head * args.o_stride_head;
+        const unsigned short *dout = args.dout + work.batch * args.dout_stride_batch + row * args.dout_stride_seq + work.head * args.dout_stride_head;
+        for (int column = 8 * lane; column < dim_v; column += 8 * lanes) {
+            float x[8], y[8];
+            load_eight(x, o + column);
+            load_eight(y, dout + column);
+#pragma unroll
+            for (int i = 0; i < 8; ++i) sum += x[i] * y[i];
+        }
+    }
+#pragma unroll
+    for (int step = lanes / 2; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
+    if (row < work.seq_q && lane == 0) {
+        if (args.dlse) sum -= args.dlse[work.batch * args.dlse_stride_batch + row * args.dlse_stride_seq + work.head * args.dlse_stride_head];
+        args.delta[head * work.seq_q + row] = sum;
+    }
+//@ if not deterministic then
+
+    // [2] clear the sum of dQ
+    const int rows = min(tile_q, work.seq_q - work.tile * tile_q);
+    float4 *to = (float4 *)(args.dq_sum + (head * work.seq_q + work.tile * tile_q) * dim_qk);
+    for (int i = threadIdx.x; i < rows * dim_qk / 4; i += threads) to[i] = float4{0, 0, 0, 0};
+//@ end
+}

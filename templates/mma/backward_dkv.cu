@@ -1,0 +1,419 @@
+//@ local through_shared = c.split > 1
+//@ text(header)
+
+//@ text(constants)
+constexpr float log2_e = 1.44269504f;
+
+//@ text(arguments)
+
+//@ part("work", {heads = "heads_kv", tiles = "seq_k", last_first = false})
+
+//@ text(functions)
+
+//@ part("walk", {over = "queries"})
+
+//@ part("types")
+
+//@ part("copy")
+
+//@ part("rows", {name = "qk", dim = "dim_qk", depth = "depth_qk", pitch = "pitch_qk"})
+
+//@ part("rows", {name = "v", dim = "dim_v", depth = "depth_v", pitch = "pitch_v"})
+
+//@ part("mma")
+
+//@ if has_mask and not deterministic then
+//@ part("careful")
+
+//@ end
+//@ part("store")
+
+//@ part("products")
+
+// s = a b^T: a key_tiles * 16 rows, b query_columns * 8 rows, both `depth` wide.
+static __device__ __forceinline__ void multiply_transposed(float (&s)[key_tiles][query_columns][4], unsigned a_rows,
+                                                  unsigned b_rows, int depth, int pitch) {
+#pragma unroll
+    for (int i = 0; i < key_tiles; ++i)
+#pragma unroll
+        for (int j = 0; j < query_columns; ++j)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) s[i][j][e] = 0;
+#pragma unroll
+    for (int step = 0; step < depth / 16; ++step) {
+        unsigned a[key_tiles][4];
+#pragma unroll
+        for (int i = 0; i < key_tiles; ++i) load_fragments(a[i], a_rows + 2 * (16 * i * pitch + 16 * step));
+#pragma unroll
+        for (int j = 0; j < query_columns; j += 2) {
+            unsigned b[4];
+            load_fragments(b, b_rows + 2 * (8 * j * pitch + 16 * step));
+#pragma unroll
+            for (int i = 0; i < key_tiles; ++i) {
+                mma(s[i][j], a[i], b[0], b[1]);
+                mma(s[i][j + 1], a[i], b[2], b[3]);
+            }
+        }
+    }
+}
+
+//@ for _, row in ipairs {{"dk", "qk_columns", "pitch_qk"}, {"dv", "value_columns", "pitch_v"}} do
+//@ local name, columns, pitch = row[1], row[2], row[3]
+//@ if through_shared then
+// ${name} += a b: a [keys][tile_q] from shared memory, b tile_q rows.
+static __device__ __forceinline__ void accumulate_${name}(float (&sum)[key_tiles][${columns}][4], unsigned a_rows, unsigned b_rows) {
+//@ else
+// ${name} += a b: a [keys][tile_q] in the layout of an accumulator, b tile_q rows.
+static __device__ __forceinline__ void accumulate_${name}(float (&sum)[key_tiles][${columns}][4],
+                                                 const float (&s)[key_tiles][query_columns][4], unsigned b_rows) {
+//@ end
+#pragma unroll
+    for (int step = 0; step < tile_q / 16; ++step) {
+        unsigned a[key_tiles][4];
+#pragma unroll
+//@ if through_shared then
+        for (int i = 0; i < key_tiles; ++i) load_fragments(a[i], a_rows + 2 * (16 * i * pitch_ds + 16 * step));
+//@ else
+        for (int i = 0; i < key_tiles; ++i) pack_a(a[i], s[i][2 * step], s[i][2 * step + 1]);
+//@ end
+#pragma unroll
+        for (int j = 0; j < ${columns}; j += 2) {
+            unsigned b[4];
+            load_transposed(b, b_rows + 2 * (16 * step * ${pitch} + 8 * j));
+#pragma unroll
+            for (int i = 0; i < key_tiles; ++i) {
+                mma(sum[i][j], a[i], b[0], b[1]);
+                mma(sum[i][j + 1], a[i], b[2], b[3]);
+            }
+        }
+    }
+}
+
+//@ end
+//@ if through_shared or not deterministic then
+// Writes this warp's part of P^T or dS^T to shared memory, [key][query].
+static __device__ __forceinline__ void store_tile(unsigned to, const float (&s)[key_tiles][query_columns][4]) {
+#pragma unroll
+    for (int i = 0; i < key_tiles; ++i)
+#pragma unroll
+        for (int j = 0; j < query_columns; ++j) {
+            store_shared(to + 2 * (16 * i * pitch_ds + 8 * j), pack(s[i][j][0], s[i][j][1]));
+            store_shared(to + 2 * ((16 * i + 8) * pitch_ds + 8 * j), pack(s[i][j][2], s[i][j][3]));
+        }
+}
+
+//@ end
+//@ if has_mask and not deterministic then
+// Marks the queries with a weight for a key that is not finite.
+static __device__ __forceinline__ void mark_spoilt(unsigned *queries, const Nonfinite *found, const float (&ds)[key_tiles][query_columns][4],
+                                          int key, int query) {
+#pragma unroll
+    for (int i = 0; i < key_tiles; ++i)
+#pragma unroll
+        for (int j = 0; j < query_columns; ++j)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                const int at = query + 8 * j + e % 2;
+                if (ds[i][j][e] != 0 && has_bit(found->rows, key + 16 * i + e / 2 * 8)) atomicOr(&queries[at / 32], 1u << at % 32);
+            }
+}
+
+//@ end
+extern "C" __global__ void __launch_bounds__(threads, ${k.blocks_per_sm}) ${symbol}(const __grid_constant__ LoomArgs args) {
+    extern __shared__ __align__(128) unsigned char shared[];
+    const unsigned smem = (unsigned)__cvta_generic_to_shared(shared);
+
+//@ if has_mask and not deterministic then
+    Nonfinite *nonfinite = (Nonfinite *)(shared + smem_nonfinite);
+    unsigned *spoilt_queries = (unsigned *)(nonfinite + 1);  // bit set of the tile's queries that see such a key
+//@ end
+
+    // [1] work, k and v
+    Work work = work_of(&args, blockIdx.x);
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+//@ if through_shared then
+    const int key_warp = warp / split, part = warp % split;
+//@ else
+    const int key_warp = warp;
+//@ end
+    const int first_key = work.tile * tile_k;
+    const int head_end = work.head + args.group;
+    load_qk_rows(smem + smem_k, args.k + work.batch * args.k_stride_batch + work.head_kv * args.k_stride_head,
+                 args.k_stride_seq, tile_k, first_key, work.seq_k);
+    load_v_rows(smem + smem_v, args.v + work.batch * args.v_stride_batch + work.head_kv * args.v_stride_head,
+                args.v_stride_seq, tile_k, first_key, work.seq_k);
+
+    // What is loaded runs one step ahead of what is computed: a head of the group and a tile of its queries.
+    Work ahead = work;
+    Walk walk = walk_begin(&args, &ahead);
+    bool ahead_full;
+    int ahead_tile = walk_next(&args, &ahead, &walk, 0, &ahead_full);
+    int buffer = 0;
+    const auto skip_heads = [&] {  // to the next head that sees these keys, or to head_end
+        while (ahead_tile == walk.end && ++ahead.head < head_end) {
+            walk = walk_begin(&args, &ahead);
+            ahead_tile = walk_next(&args, &ahead, &walk, 0, &ahead_full);
+        }
+    };
+    const auto load_ahead = [&] {  // its q, dO, LSE and D
+        const int first_row = ahead_tile * tile_q;
+        load_qk_rows(smem + smem_q + buffer * (2 * tile_q * pitch_qk),
+                     args.q + work.batch * args.q_stride_batch + ahead.head * args.q_stride_head,
+                     args.q_stride_seq, tile_q, first_row, work.seq_q);
+        load_v_rows(smem + smem_dout + buffer * (2 * tile_q * pitch_v),
+                    args.dout + work.batch * args.dout_stride_batch + ahead.head * args.dout_stride_head,
+                    args.dout_stride_seq, tile_q, first_row, work.seq_q);
+        for (int i = threadIdx.x; i < 2 * tile_q; i += threads) {
+            const int row = first_row + i % tile_q;
+            const float *from = i < tile_q
+                ? args.lse + work.batch * args.lse_stride_batch + row * args.lse_stride_seq + ahead.head * args.lse_stride_head
+                : args.delta + ((long long)work.batch * args.heads_q + ahead.head) * work.seq_q + row;
+            copy_word(smem + smem_stats + buffer * (2 * tile_q * 4) + 4 * i, from, row < work.seq_q);
+        }
+    };
+    skip_heads();
+    if (ahead.head < head_end) load_ahead();
+
+    float dk[key_tiles][qk_columns][4], dv[key_tiles][value_columns][4];  // [key, column]
+#pragma unroll
+    for (int i = 0; i < key_tiles; ++i)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+#pragma unroll
+            for (int j = 0; j < qk_columns; ++j) dk[i][j][e] = 0;
+#pragma unroll
+            for (int j = 0; j < value_columns; ++j) dv[i][j][e] = 0;
+        }
+    const unsigned k_lane = smem + smem_k + 2 * (16 * key_tiles * key_warp * pitch_qk) + rows_first(pitch_qk);
+    const unsigned v_lane = smem + smem_v + 2 * (16 * key_tiles * key_warp * pitch_v) + rows_first(pitch_v);
+//@ if through_shared then
+    const int first_query = part * 8 * query_columns;  // of the columns of S^T this warp computes
+//@ else
+    const int first_query = 0;
+//@ end
+    const int key = 16 * key_tiles * key_warp + lane / 4;  // this thread's keys in the tile: key + 16 * i, + 8
+    const int query = first_query + lane % 4 * 2;          // and queries: query + 8 * j, + 1
+//@ if through_shared or not deterministic then
+    const unsigned tile_lane = 2 * (key * pitch_ds + query);
+//@ end
+//@ if has_mask and not deterministic then
+    bool careful = false, first_step = true;
+//@ end
+
+    while (ahead.head < head_end) {
+        work.head = ahead.head;
+        const int first_row = ahead_tile * tile_q;
+        const bool full = ahead_full;
+//@ if c.stages == 2 then
+        const unsigned q = smem + smem_q + buffer * (2 * tile_q * pitch_qk);
+        const unsigned dout = smem + smem_dout + buffer * (2 * tile_q * pitch_v);
+        const float *stats = (const float *)(shared + smem_stats) + buffer * (2 * tile_q);
+//@ else
+        const unsigned q = smem + smem_q;
+        const unsigned dout = smem + smem_dout;
+        const float *stats = (const float *)(shared + smem_stats);
+//@ end
+        copies_wait();
+        __syncthreads();  // this step's tiles are here; all warps are done with the last step's
+        ahead_tile = walk_next(&args, &ahead, &walk, ahead_tile + 1, &ahead_full);
+        skip_heads();
+//@ if c.stages == 2 then
+        buffer ^= 1;
+        if (ahead.head < head_end) load_ahead();
+//@ end
+//@ if has_mask and not deterministic then
+        if (first_step) careful = find_nonfinite(nonfinite, smem + smem_k, tile_k, pitch_qk, depth_qk);
+        first_step = false;
+        if (careful && threadIdx.x < 8) spoilt_queries[threadIdx.x] = 0;
+//@ end
+
+        // [2] S^T = K Q^T
+        float p[key_tiles][query_columns][4];  // [key, query]: S^T, then P^T
+        multiply_transposed(p, k_lane, q + 2 * (first_query * pitch_qk) + columns_first(pitch_qk), depth_qk, pitch_qk);
+
+        // [3] P^T
+//@ if has_score then
+        float slope[key_tiles][query_columns][4];  // d(score)/ds
+//@ end
+#pragma unroll
+        for (int j = 0; j < query_columns; ++j) {
+            float2 lse = *(const float2 *)(stats + query + 8 * j);
+            // A row that sees no key has LSE -inf: P is 0, as under +inf.
+            if (lse.x == __int_as_float(0xff800000)) lse.x = __int_as_float(0x7f800000);
+            if (lse.y == __int_as_float(0xff800000)) lse.y = __int_as_float(0x7f800000);
+#pragma unroll
+            for (int i = 0; i < key_tiles; ++i)
+#pragma unroll
+                for (int e = 0; e < 4; ++e) {
+                    float x = p[i][j][e] * args.scale;
+//@ if has_score then
+                    const int at_q = work.q_start + first_row + query + 8 * j + e % 2;
+                    const int at_k = work.k_start + first_key + key + 16 * i + e / 2 * 8;
+                    slope[i][j][e] = score_slope(&args, &work, at_q, at_k, x);
+                    x = score(&args, &work, at_q, at_k, x);
+//@ end
+                    p[i][j][e] = exp2_approx((x - (e % 2 ? lse.y : lse.x)) * log2_e);
+                }
+        }
+        if (!full) {
+#pragma unroll
+            for (int i = 0; i < key_tiles; ++i)
+#pragma unroll
+                for (int j = 0; j < query_columns; ++j)
+#pragma unroll
+                    for (int e = 0; e < 4; ++e) {
+                        const int row = first_row + query + 8 * j + e % 2, column = first_key + key + 16 * i + e / 2 * 8;
+//@ if has_mask then
+                        const bool seen = row < work.seq_q && column < work.seq_k
+                            && visible(&args, &work, work.q_start + row, work.k_start + column);
+//@ else
+                        const bool seen = row < work.seq_q && column < work.seq_k;
+//@ end
+                        p[i][j][e] = seen ? p[i][j][e] : 0;
+                    }
+        }
+//@ if through_shared then
+        store_tile(smem + smem_p + tile_lane, p);
+//@ else
+        accumulate_dv(dv, p, dout + rows_first(pitch_v));
+//@ end
+
+        // [4] dP^T = V dO^T, dS^T
+        float ds[key_tiles][query_columns][4];  // [key, query]: dP^T, then dS^T
+        multiply_transposed(ds, v_lane, dout + 2 * (first_query * pitch_v) + columns_first(pitch_v), depth_v, pitch_v);
+#pragma unroll
+        for (int j = 0; j < query_columns; ++j) {
+            const float2 delta = *(const float2 *)(stats + tile_q + query + 8 * j);
+#pragma unroll
+            for (int i = 0; i < key_tiles; ++i)
+#pragma unroll
+                for (int e = 0; e < 4; ++e) {
+                    ds[i][j][e] = p[i][j][e] * (ds[i][j][e] - (e % 2 ? delta.y : delta.x));
+//@ if has_score then
+                    ds[i][j][e] *= slope[i][j][e];
+//@ end
+                }
+        }
+        if (!full) {  // by selection: what a row does not see may be NaN
+#pragma unroll
+            for (int i = 0; i < key_tiles; ++i)
+#pragma unroll
+                for (int j = 0; j < query_columns; ++j)
+#pragma unroll
+                    for (int e = 0; e < 4; ++e) ds[i][j][e] = p[i][j][e] == 0 ? 0 : ds[i][j][e];
+        }
+
+        // [5] dV += P^T dO, dK += dS^T Q
+//@ if through_shared or not deterministic then
+        store_tile(smem + smem_ds + tile_lane, ds);
+//@ end
+//@ if has_mask and not deterministic then
+        if (careful && !full) mark_spoilt(spoilt_queries, nonfinite, ds, key, query);
+//@ end
+//@ if through_shared then
+        __syncthreads();  // P^T and dS^T are whole
+        const unsigned a_lane = 2 * (16 * key_tiles * key_warp * pitch_ds) + rows_first(pitch_ds);
+        accumulate_dv(dv, smem + smem_p + a_lane, dout + 2 * (8 * value_columns * part) + rows_first(pitch_v));
+        accumulate_dk(dk, smem + smem_ds + a_lane, q + 2 * (8 * qk_columns * part) + rows_first(pitch_qk));
+//@ else
+        accumulate_dk(dk, ds, q + rows_first(pitch_qk));
+//@ end
+//@ if not deterministic then
+
+        // [6] dQ sum += dS K
+//@ if not through_shared then
+        __syncthreads();  // dS^T is whole
+//@ end
+        if (args.dq) {
+            const int query_warp = warp % query_warps, dq_part = warp / query_warps;
+            const unsigned ds_lane = smem + smem_ds + 2 * (16 * query_tiles * query_warp) + columns_first(pitch_ds);
+            const unsigned k_columns = smem + smem_k + 2 * (8 * dq_columns * dq_part) + rows_first(pitch_qk);
+            float *sum = args.dq_sum + (((long long)work.batch * args.heads_q + work.head) * work.seq_q + first_row) * dim_qk;
+            const auto add_dq = [&](float (&dq)[4], int i, int j) {  // an 8-column group of row tile i
+                const int row = 16 * (query_tiles * query_warp + i) + lane / 4, column = 8 * (dq_columns * dq_part + j) + lane % 4 * 2;
+//@ if c.dim_qk ~= 8 * c.dq_columns * (c.warps // c.query_warps) then
+                if (column >= dim_qk) return;
+//@ end
+//@ if has_mask then
+                if (careful && !full) {
+#pragma unroll
+                    for (int e = 0; e < 4; ++e) {
+                        if (has_bit(spoilt_queries, row + e / 2 * 8) && has_bit(nonfinite->columns, column + e % 2)) dq[e] = __int_as_float(0x7fffffff);
+                    }
+                }
+//@ end
+                if (first_row + row < work.seq_q) add_pair(sum + row * dim_qk + column, dq[0], dq[1]);
+                if (first_row + row + 8 < work.seq_q) add_pair(sum + (row + 8) * dim_qk + column, dq[2], dq[3]);
+            };
+            float dq[query_tiles][dq_columns][4];  // [query, column]
+#pragma unroll
+            for (int i = 0; i < query_tiles; ++i)
+#pragma unroll
+                for (int j = 0; j < dq_columns; ++j)
+#pragma unroll
+                    for (int e = 0; e < 4; ++e) dq[i][j][e] = 0;
+#pragma unroll
+            for (int step = 0; step < tile_k / 16; ++step) {
+                unsigned a[query_tiles][4];
+#pragma unroll
+                for (int i = 0; i < query_tiles; ++i) load_transposed(a[i], ds_lane + 2 * (16 * step * pitch_ds + 16 * i));
+#pragma unroll
+                for (int j = 0; j < dq_columns; j += 2) {
+                    unsigned b[4];
+                    load_transposed(b, k_columns + 2 * (16 * step * pitch_qk + 8 * j));
+//@ if has_mask then
+                    if (careful && !full) {
+#pragma unroll
+                        for (int e = 0; e < 4; ++e) b[e] &= ~nonfinite_halves(b[e]);
+                    }
+//@ end
+#pragma unroll
+                    for (int i = 0; i < query_tiles; ++i) {
+                        mma(dq[i][j], a[i], b[0], b[1]);
+                        mma(dq[i][j + 1], a[i], b[2], b[3]);
+                    }
+                }
+            }
+#pragma unroll
+            for (int i = 0; i < query_tiles; ++i)
+#pragma unroll
+                for (int j = 0; j < dq_columns; ++j) add_dq(dq[i][j], i, j);
+        }
+//@ end
+//@ if c.stages == 1 then
+        __syncthreads();  // all warps are done with q and dO
+        if (ahead.head < head_end) load_ahead();
+//@ end
+    }
+
+    // [7] store dK and dV
+//@ for _, row in ipairs {{"dk", "qk_columns", "dim_qk"}, {"dv", "value_columns", "dim_v"}} do
+//@ local name, columns, dim = row[1], row[2], row[3]
+    if (args.${name}) {
+        unsigned short *to = args.${name} + work.batch * args.${name}_stride_batch + work.head_kv * args.${name}_stride_head;
+#pragma unroll
+        for (int i = 0; i < key_tiles; ++i)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const int row = first_key + key + 16 * i + 8 * half;
+                if (row >= work.seq_k) continue;
+#pragma unroll
+                for (int j = 0; j < ${columns}; ++j) {
+//@ if through_shared then
+                    const int column = 8 * (part * ${columns} + j) + lane % 4 * 2;
+//@ else
+                    const int column = 8 * j + lane % 4 * 2;
+//@ end
+//@ if c[dim] ~= 8 * c[columns] * c.split then
+                    if (column >= ${dim}) continue;
+//@ end
+//@ if name == "dk" then
+                    store_pair(to + row * args.dk_stride_seq + column, dk[i][j][2 * half] * args.scale, dk[i][j][2 * half + 1] * args.scale);
+//@ else
+                    store_pair(to + row * args.dv_stride_seq + column, dv[i][j][2 * half], dv[i][j][2 * half + 1]);
+//@ end
+                }
+            }
+    }
+//@ end
+}

@@ -1,0 +1,173 @@
+//@ text(header)
+
+//@ text(constants)
+constexpr float log2_e = 1.44269504f;
+
+//@ text(arguments)
+
+//@ part("work", {heads = "heads_q", tiles = "seq_q", last_first = has_mask})
+
+//@ text(functions)
+
+//@ part("walk", {over = "keys"})
+
+//@ part("types")
+
+//@ part("copy")
+
+//@ part("rows", {name = "qk", dim = "dim_qk", depth = "depth_qk", pitch = "pitch_qk"})
+
+//@ part("rows", {name = "v", dim = "dim_v", depth = "depth_v", pitch = "pitch_v"})
+
+//@ part("mma")
+
+//@ if has_mask then
+//@ part("careful")
+
+//@ end
+//@ part("store")
+
+//@ part("products")
+
+// s = a b^T: a 16 rows, b tile_k rows, both `depth` wide.
+static __device__ __forceinline__ void multiply_transposed(float (&s)[key_columns][4], unsigned a_rows, unsigned b_rows,
+                                                  int depth, int pitch) {
+#pragma unroll
+    for (int j = 0; j < key_columns; ++j)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) s[j][e] = 0;
+#pragma unroll
+    for (int step = 0; step < depth / 16; ++step) {
+        unsigned a[4];
+        load_fragments(a, a_rows + 32 * step);
+#pragma unroll
+        for (int j = 0; j < key_columns; j += 2) {
+            unsigned b[4];
+            load_fragments(b, b_rows + 2 * (8 * j * pitch + 16 * step));
+            mma(s[j], a, b[0], b[1]);
+            mma(s[j + 1], a, b[2], b[3]);
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(threads) ${symbol}(const __grid_constant__ LoomArgs args) {
+    extern __shared__ __align__(128) unsigned char shared[];
+    const unsigned smem = (unsigned)__cvta_generic_to_shared(shared);
+
+//@ if has_mask then
+    Nonfinite *nonfinite = (Nonfinite *)(shared + smem_nonfinite);
+//@ end
+
+    // [1] work and first loads
+    const Work work = work_of(&args, blockIdx.x);
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int first_row = work.tile * tile_q;
+    const unsigned short *keys = args.k + work.batch * args.k_stride_batch + work.head_kv * args.k_stride_head;
+    const unsigned short *values = args.v + work.batch * args.v_stride_batch + work.head_kv * args.v_stride_head;
+    Walk walk = walk_begin(&args, &work);
+    bool full;
+    int tile = walk_next(&args, &work, &walk, 0, &full);
+    load_qk_rows(smem + smem_q, args.q + work.batch * args.q_stride_batch + work.head * args.q_stride_head,
+                 args.q_stride_seq, tile_q, first_row, work.seq_q);
+    load_v_rows(smem + smem_dout, args.dout + work.batch * args.dout_stride_batch + work.head * args.dout_stride_head,
+                args.dout_stride_seq, tile_q, first_row, work.seq_q);
+    if (tile < walk.end) load_qk_rows(smem + smem_k, keys, args.k_stride_seq, tile_k, tile * tile_k, work.seq_k);
+
+    const int row_0 = first_row + 16 * warp + lane / 4;  // this thread's rows: row_0, row_0 + 8
+    float lse[2], delta[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        const int row = row_0 + 8 * half;
+        const bool inside = row < work.seq_q;
+        lse[half] = inside ? args.lse[work.batch * args.lse_stride_batch + row * args.lse_stride_seq + work.head * args.lse_stride_head] : 0;
+        // A row that sees no key has LSE -inf: P is 0, as under +inf.
+        if (!inside || lse[half] == __int_as_float(0xff800000)) lse[half] = __int_as_float(0x7f800000);
+        delta[half] = inside ? args.delta[((long long)work.batch * args.heads_q + work.head) * work.seq_q + row] : 0;
+    }
+    const unsigned q_lane = smem + smem_q + 2 * (16 * warp * pitch_qk) + rows_first(pitch_qk);
+    const unsigned dout_lane = smem + smem_dout + 2 * (16 * warp * pitch_v) + rows_first(pitch_v);
+    const unsigned k_lane = smem + smem_k + columns_first(pitch_qk);
+    const unsigned v_lane = smem + smem_v + columns_first(pitch_v);
+    const unsigned k_columns = smem + smem_k + rows_first(pitch_qk);
+    float dq[1][qk_columns][4];  // [row, column]
+#pragma unroll
+    for (int j = 0; j < qk_columns; ++j)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) dq[0][j][e] = 0;
+
+    while (tile < walk.end) {
+        load_v_rows(smem + smem_v, values, args.v_stride_seq, tile_k, tile * tile_k, work.seq_k);
+        copies_wait();
+        __syncthreads();  // k and v are here
+
+        // [2] S = Q K^T
+        float p[key_columns][4];  // [row, key]: S, then P
+        multiply_transposed(p, q_lane, k_lane, depth_qk, pitch_qk);
+
+        // [3] dP = dO V^T
+        float ds[1][key_columns][4];  // [row, key]: dP, then dS
+        multiply_transposed(ds[0], dout_lane, v_lane, depth_v, pitch_v);
+
+        // [4] P, dS
+#pragma unroll
+        for (int j = 0; j < key_columns; ++j)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                const int column = tile * tile_k + 8 * j + lane % 4 * 2 + e % 2;
+                float x = p[j][e] * args.scale;
+//@ if has_score then
+                const int at_q = work.q_start + row_0 + e / 2 * 8, at_k = work.k_start + column;
+                const float slope = score_slope(&args, &work, at_q, at_k, x);
+                x = score(&args, &work, at_q, at_k, x);
+//@ end
+                bool seen = true;
+                if (!full) {
+//@ if has_mask then
+                    seen = column < work.seq_k && visible(&args, &work, work.q_start + row_0 + e / 2 * 8, work.k_start + column);
+//@ else
+                    seen = column < work.seq_k;
+//@ end
+                }
+                ds[0][j][e] = exp2_approx((x - lse[e / 2]) * log2_e) * (ds[0][j][e] - delta[e / 2]);
+//@ if has_score then
+                ds[0][j][e] *= slope;
+//@ end
+                ds[0][j][e] = seen ? ds[0][j][e] : 0;  // by selection: what a row does not see may be NaN
+            }
+
+        // [5] dQ += dS K
+//@ if has_mask then
+        if (!full && find_nonfinite(nonfinite, smem + smem_k, tile_k, pitch_qk, depth_qk)) {
+            spoil_rows(dq, ds, nonfinite);
+            clear_nonfinite(smem + smem_k, tile_k, pitch_qk, depth_qk);
+        }
+//@ end
+#pragma unroll
+        for (int step = 0; step < tile_k / 16; ++step) {
+            unsigned a[4];
+            pack_a(a, ds[0][2 * step], ds[0][2 * step + 1]);
+#pragma unroll
+            for (int j = 0; j < qk_columns; j += 2) {
+                unsigned b[4];
+                load_transposed(b, k_columns + 2 * (16 * step * pitch_qk + 8 * j));
+                mma(dq[0][j], a, b[0], b[1]);
+                mma(dq[0][j + 1], a, b[2], b[3]);
+            }
+        }
+        __syncthreads();  // all warps are done with k and v
+        tile = walk_next(&args, &work, &walk, tile + 1, &full);
+        if (tile < walk.end) load_qk_rows(smem + smem_k, keys, args.k_stride_seq, tile_k, tile * tile_k, work.seq_k);
+    }
+
+    // [6] store dQ
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        const int row = row_0 + 8 * half;
+        if (row >= work.seq_q) continue;
+        unsigned short *to = args.dq + work.batch * args.dq_stride_batch + row * args.dq_stride_seq + work.head * args.dq_stride_head + lane % 4 * 2;
+#pragma unroll
+        for (int j = 0; j < dim_qk / 8; ++j) {
+            store_pair(to + 8 * j, dq[0][j][2 * half] * args.scale, dq[0][j][2 * half + 1] * args.scale);
+        }
+    }
+}

@@ -1,0 +1,33 @@
+// The block's place in the problem. Tiles of one head follow each other, so that they share its keys in the L2 cache.
+typedef struct Work {
+    int batch, head, head_kv;  // head: of q; head_kv: of k and v
+    int tile;                  // index of the tile of ${tiles == "seq_q" and "queries" or "keys"}
+    int seq_q, seq_k;          // lengths of this sequence
+    int q_start, k_start;      // positions of row 0 and column 0
+} Work;
+
+static __device__ __forceinline__ Work work_of(const LoomArgs *args, unsigned block) {
+    Work work;
+    work.seq_q = args->seq_q;
+    work.seq_k = args->seq_k;
+    work.q_start = args->q_start;
+    work.k_start = args->k_start;
+//@ local size = tiles == "seq_q" and "tile_q" or "tile_k"
+    const unsigned tiles = (work.${tiles} + ${size} - 1) / ${size};
+    const unsigned place = block / tiles;
+//@ if last_first then
+    work.tile = tiles - 1 - block % tiles;  // under a causal mask the last rows take longest: they start first
+//@ else
+    work.tile = block % tiles;
+//@ end
+//@ if heads == "heads_q" then
+    work.head = place % args->heads_q;
+    work.head_kv = work.head / args->group;
+    work.batch = place / args->heads_q;
+//@ else
+    work.head_kv = place % args->heads_kv;
+    work.head = work.head_kv * args->group;  // the first of its group
+    work.batch = place / args->heads_kv;
+//@ end
+    return work;
+}
