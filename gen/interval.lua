@@ -612,7 +612,7 @@ function at_most(a, b, strict)
     if done then return list, why end
     local sum = to_positions(combine(1, sum_of(a), -1, sum_of(b)))
     sum.c = sum.c + strict
-    local text = ("%s %s %s"):format(expression.print(a), strict == 1 and "<" or "<=", expression.print(b))
+    local text = expression.print(expression.make(strict == 1 and "<" or "<=", {a, b}))
     for _, term in ipairs(sum.terms) do
         local position = term.node.op == "var" and (term.node.name == "q" or term.node.name == "k")
         if not position and not uniform(term.node) or position and math.abs(term.coefficient) > 1 then

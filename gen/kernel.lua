@@ -337,11 +337,10 @@ end
 
 function kernel.accumulators(problem, pass, s)
     local d, dv = head_dims(problem)
-    if pass == "forward" then
-        return s.tile_q // s.warps * (dv + s.tile_k) // 32
-    end
-    -- dK and dV, then S^T and dP^T of one tile
-    return s.rows * (d + dv + 2 * s.tile_q) // s.split // 32
+    -- a mask or score holds indices and its own values beside a part of the tile of S
+    local tile = (problem.mask or problem.score) and 1.5 or 1
+    if pass == "forward" then return s.tile_q // s.warps * (dv + tile * s.tile_k) // 32 end
+    return s.rows * (d + dv + 2 * s.tile_q) // s.split // 32  -- dK, dV; S^T and dP^T
 end
 
 return kernel

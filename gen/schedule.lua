@@ -26,7 +26,7 @@ local KEYS = {
             {"split", "warps that share these keys, each owning a part of the head dim of dK and dV"},
             {"stages", "buffers of q and dO"},
             {"blocks", "blocks meant to share a multiprocessor: bounds registers"},
-            {"dq_tile_k", "keys of a tile of the separate dQ pass (deterministic)"},
+            {"dq_tile_k", "keys of a tile of the dQ pass, where the problem is deterministic"},
             {"dq_warps", "warps of its blocks, 16 queries each"},
         },
     },
@@ -44,12 +44,12 @@ end
 -- Sets of choices to rank, in order of preference where the cost is equal.
 local SPACE = {
     mma = {
-        forward = function(problem)
+        forward = function()
             local list = {}
-            for _, tile in ipairs {{128, 64, 4}, {128, 128, 4}, {128, 64, 8}, {128, 32, 4}, {64, 64, 4}, {64, 32, 4},
-                                   {64, 16, 4}, {32, 32, 2}, {32, 16, 2}} do
-                for _, blocks in ipairs {1, 2} do
-                    list[#list + 1] = {tile_q = tile[1], tile_k = tile[2], warps = tile[3], blocks = blocks}
+            for _, row in ipairs {{128, 64, 4}, {128, 128, 4}, {128, 64, 8}, {128, 32, 4}, {64, 64, 4}, {64, 32, 4},
+                                  {64, 16, 4}, {32, 32, 2}, {32, 16, 2}} do
+                for blocks = 2, 1, -1 do
+                    list[#list + 1] = {tile_q = row[1], tile_k = row[2], warps = row[3], blocks = blocks}
                 end
             end
             return list
@@ -57,13 +57,19 @@ local SPACE = {
         backward = function(problem)
             local list = {}
             for _, row in ipairs {
-                {64, 128, 8, 32, 2}, {128, 128, 8, 32, 2}, {64, 128, 8, 16, 1}, {32, 128, 8, 16, 1}, {64, 64, 8, 16, 2},
-                {64, 64, 4, 16, 1}, {32, 64, 4, 16, 1}, {32, 64, 8, 16, 2}, {32, 32, 4, 16, 2}, {32, 32, 2, 16, 1},
-                {16, 32, 2, 16, 1},
+                {64, 128, 8, 32, 2}, {128, 128, 8, 32, 2}, {32, 128, 4, 32, 1}, {64, 128, 8, 16, 1}, {32, 128, 8, 16, 1},
+                {64, 64, 4, 32, 2}, {64, 64, 8, 16, 2}, {64, 64, 4, 16, 1}, {32, 64, 4, 16, 1}, {32, 64, 8, 16, 2},
+                {32, 32, 4, 16, 2}, {32, 32, 2, 16, 1}, {16, 32, 2, 16, 1}, {32, 16, 2, 16, 2},
             } do
-                for stages = 2, 1, -1 do
-                    list[#list + 1] = {tile_q = row[1], tile_k = row[2], warps = row[3], rows = row[4], split = row[5],
-                                       stages = stages, blocks = 1, dq_tile_k = problem.d > 128 and 32 or 64, dq_warps = 4}
+                for blocks = 2, 1, -1 do
+                    for stages = 2, 1, -1 do
+                        for _, dq in ipairs(problem.deterministic and {{64, 4}, {32, 4}, {16, 2}} or {{}}) do
+                            list[#list + 1] = {
+                                tile_q = row[1], tile_k = row[2], warps = row[3], rows = row[4], split = row[5],
+                                stages = stages, blocks = blocks, dq_tile_k = dq[1], dq_warps = dq[2],
+                            }
+                        end
+                    end
                 end
             end
             return list
@@ -114,6 +120,11 @@ local RULES = {
                     kernel.accumulators(problem, pass, s) + OTHER_REGISTERS, s.blocks, 32 * s.warps,
                     math.min(arch_facts.registers_thread, arch_facts.registers_sm // (32 * s.warps * s.blocks)))
             end},
+        {"registers of the dQ pass", "backward",
+            function(s, problem)
+                return not s.dq_warps or (problem.d + 4 * s.dq_tile_k) // 2 + OTHER_REGISTERS <= arch_facts.registers_thread
+            end,
+            function(s, problem) return ("dQ of d=%d with tiles of %d keys leaves no registers"):format(problem.d, s.dq_tile_k) end},
         {"shared memory", nil,
             function(s, problem, pass, a)
                 local bytes = kernel.smem_bytes(problem, pass, "mma", s)
@@ -139,41 +150,57 @@ local RULES = {
     },
 }
 
--- Cost in cycles of a multiprocessor per 1024 elements of S, to rank candidates: matrix work and shared-memory traffic
--- overlap in part, idle time falls with the warps in flight.
+-- Cost: cycles of a multiprocessor for 64 x 64 elements of S, to rank candidates: matrix work, shared memory traffic
+-- of operands, and waits at barriers, once a tile. Weights fitted to the sweep of bench/results/h200-mma-schedules.csv.
+local MULTIPLY_ADDS, SHARED_BYTES = 1270, 128 -- of a cycle
+
+local function mma_cost(s, matrix, traffic, waits)
+    return (matrix / MULTIPLY_ADDS + traffic / SHARED_BYTES + waits) * 4096 / (s.tile_q * s.tile_k)
+end
+
+local function mma_forward_cost(problem, s)
+    local depth = problem.d + problem.dv
+    local traffic = 2 * (s.tile_q * problem.d + s.warps * s.tile_k * depth)
+    return mma_cost(s, 0.96 * s.tile_q * s.tile_k * depth, 0.7 * traffic, 100 + 60 * s.warps / s.blocks)
+end
+
+local function mma_backward_cost(problem, s)
+    local depth = problem.d + problem.dv
+    local query_warps = math.min(s.warps, s.tile_q // s.rows)
+    local scores = (s.rows + s.tile_q // s.split) * depth                                          -- S and dP of a warp
+    local sums = s.tile_q * depth // s.split + (s.split > 1 and 2 * s.rows * s.tile_q or 0)        -- dK and dV
+    local dq = s.tile_q // query_warps * s.tile_k + s.tile_k * problem.d * query_warps // s.warps
+    local writes = s.tile_q * s.tile_k * (s.split > 1 and 2 or 1)
+    return mma_cost(s, 0.77 * s.tile_q * s.tile_k * (3 * problem.d + 2 * problem.dv),
+                    1.1 * 2 * (s.warps * (scores + sums + dq) + writes),
+                    (s.stages == 2 and 80 or 510) + (s.split > 1 and 730 or 0))
+end
+
+-- The same of a core. The tile's other side is loaded and converted anew for each tile, about 4 steps a vector; sums are
+-- fetched, rescaled and put back once a tile; half of the tiles at the edge of a mask is computed in vain; scratch memory
+-- that does not stay in the cache costs a quarter.
+local function host_cost(problem, pass, s)
+    local d, dv = problem.d, problem.dv
+    local products = pass == "forward" and d + dv or 4 * d + 3 * dv
+    local loads = 4 * (d + dv) / s.tile_q + (pass == "forward" and 4 * dv or 4 * (d + dv)) / s.tile_k
+    local edge = (s.tile_q + s.tile_k) / 2 / TYPICAL_KEYS * products
+    local spilled = kernel.smem_bytes(problem, pass, "host", s) > HOST_CACHE_BYTES and products / 4 or 0
+    return 4096 * (products + loads + edge + spilled) / HOST_LANES
+end
+
 local COST = {
-    mma = function(problem, pass, s)
-        local d, dv = problem.d, problem.dv
-        local rows = pass == "forward" and s.tile_q // s.warps or s.rows
-        local products = pass == "forward" and d + dv or 3 * d + 2 * dv
-        local matrix = 1024 * products / 1024                        -- 1024 multiply-adds a cycle
-        local traffic = 1024 * products * 2 / rows / 128             -- each warp reads each B operand: 128 bytes a cycle
-        local columns = pass == "forward" and s.tile_k or s.tile_q   -- barriers and waits: once a tile
-        local idle = 1024 * 600 / (s.tile_q * s.tile_k) / s.blocks * (s.stages == 1 and 2 or 1)
-        local warps = s.warps * s.blocks
-        return math.max(matrix, traffic) + 0.5 * math.min(matrix, traffic) + idle + 1024 / (columns * warps)
-    end,
-    -- Cycles of a core per 1024 elements of S. Each tile loads and converts K and V (forward, dQ) or Q and dO (dK, dV) anew,
-    -- about 4 steps a vector, and rescales O; half of the tiles on the edge of a mask is computed in vain.
-    host = function(problem, pass, s)
-        local d, dv = problem.d, problem.dv
-        local products = pass == "forward" and d + dv or 4 * d + 3 * dv
-        local matrix = 1024 * products / HOST_LANES
-        local loads = 1024 * 4 * (d + dv) / HOST_LANES / s.tile_q
-        if pass == "forward" then
-            loads = loads + 1024 * 2 * dv / HOST_LANES / s.tile_k
-        else
-            loads = loads + 1024 * 4 * (d + dv) / HOST_LANES / s.tile_k
-        end
-        local edge = (s.tile_q + s.tile_k) / 2 / TYPICAL_KEYS * matrix
-        local spilled = kernel.smem_bytes(problem, pass, "host", s) > HOST_CACHE_BYTES and matrix / 4 or 0
-        return matrix + loads + edge + spilled
-    end,
+    mma = {forward = mma_forward_cost, backward = mma_backward_cost},
+    host = {
+        forward = function(problem, s) return host_cost(problem, "forward", s) end,
+        backward = function(problem, s) return host_cost(problem, "backward", s) end,
+    },
 }
 
 function schedule.text(target, pass, s)
     local words = {("tile=%dx%d"):format(s.tile_q, s.tile_k)}
-    for _, key in ipairs(KEYS[target][pass]) do words[#words + 1] = ("%s=%d"):format(key[1], s[key[1]]) end
+    for _, key in ipairs(KEYS[target][pass]) do
+        if s[key[1]] then words[#words + 1] = ("%s=%d"):format(key[1], s[key[1]]) end
+    end
     return table.concat(words, " ")
 end
 
@@ -186,7 +213,9 @@ local function parse(text, target, pass, base)
     local values, known = {}, {tile = true}
     for key, value in pairs(base) do values[key] = value end
     local names = {"tile"}
-    for i, key in ipairs(KEYS[target][pass]) do known[key[1]], names[i + 1] = true, key[1] end
+    for _, key in ipairs(KEYS[target][pass]) do
+        if base[key[1]] then known[key[1]], names[#names + 1] = true, key[1] end
+    end
     for at, word in text:gmatch("()(%S+)") do
         local key, value = word:match("^([%w_]+)=(%w+)$")
         if not key or not known[key] then
@@ -221,7 +250,7 @@ function schedule.choose(problem, pass, target, a, forced)
     for i, s in ipairs(SPACE[target][pass](problem)) do
         local row = {values = s, text = schedule.text(target, pass, s), rejected = rejection(s, problem, pass, target, a)}
         if not row.rejected then
-            row.cost = COST[target](problem, pass, s)
+            row.cost = COST[target][pass](problem, s)
             if not best or row.cost < best.cost then best = row end
         end
         candidates[i] = row
