@@ -16,8 +16,9 @@ local abi = {}
 
 local SIZE = {ptr = 8, i64 = 8, i32 = 4, u32 = 4, f32 = 4}
 local STRIDED_AXES = {"batch", "seq", "head"}
-local STORAGE = {i32 = "int", i64 = "long long", u8 = "unsigned char", bool = "unsigned char", f32 = "float",
-                 f16 = "unsigned short", bf16 = "unsigned short"}
+-- Element types of array parameters in C text.
+abi.storage = {i32 = "int", i64 = "long long", u8 = "unsigned char", bool = "unsigned char", f32 = "float",
+               f16 = "unsigned short", bf16 = "unsigned short"}
 
 local FORWARD = {{"q", true}, {"k", true}, {"v", true}, {"o"}, {"lse"}}
 local BACKWARD = {{"q", true}, {"k", true}, {"v", true}, {"o", true}, {"lse", true}, {"dout", true}, {"dlse", true},
@@ -48,7 +49,7 @@ function abi.fields(problem, pass, workspace)
     for slot, param in ipairs(problem.params) do
         local from = "param." .. slot - 1
         if param.dims then
-            add("p_" .. param.name, "ptr", from .. ".data", "const " .. STORAGE[param.dtype] .. " *", nil)
+            add("p_" .. param.name, "ptr", from .. ".data", "const " .. abi.storage[param.dtype] .. " *", nil)
             for axis = 1, #param.dims do
                 add(("p_%s_stride_%d"):format(param.name, axis - 1), "i64", ("%s.stride.%d"):format(from, axis - 1),
                     "long long ", nil)

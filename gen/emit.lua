@@ -4,6 +4,7 @@
     plan    {problem=, target=, arch=, version=} as main.lua makes it
     kernel  one of kernel.list, with variant and schedule text
     read    function(name) -> text of a template
+  emit.standalone(plan, list, pass, read) -> text of one .cu with the kernels of list, a launcher and a self-check
 
 The text depends on its arguments alone: no date, path or host. ]]
 
@@ -44,22 +45,19 @@ local function header(plan, k)
     return table.concat(lines, "\n")
 end
 
--- Named constants: constexpr in CUDA, an enum in C, both usable as array bounds.
-local function constants(plan, k)
-    local lines, list = {}, {}
+-- Named constants: constexpr in CUDA, an enum in C, both usable as array bounds. Those that `body` does not name are left out.
+local function constants(plan, k, body)
+    local lines, list, named = {}, {}, {}
+    for name in body:gsub("//[^\n]*", ""):gmatch("[%a_][%w_]*") do named[name] = true end
     for _, row in ipairs(k.constants) do list[#list + 1] = row end
     local offset = 0
     for _, region in ipairs(k.shared) do
         list[#list + 1] = {"smem_" .. region[1], offset, ("offset of %s in shared memory, bytes"):format(region[1])}
         offset = offset + (region[2] + 127) // 128 * 128
     end
-    for i, row in ipairs(list) do
-        local name, value, comment = row[1], row[2], row[3]
-        if plan.target == "host" then
-            lines[i] = ("enum { %s = %d };  // %s"):format(name, value, comment)
-        else
-            lines[i] = ("constexpr int %s = %d;  // %s"):format(name, value, comment)
-        end
+    local form = plan.target == "host" and "enum { %s = %d };  // %s" or "constexpr int %s = %d;  // %s"
+    for _, row in ipairs(list) do
+        if named[row[1]] then lines[#lines + 1] = form:format(row[1], row[2], row[3]) end
     end
     return table.concat(lines, "\n")
 end
@@ -71,9 +69,9 @@ function emit.source(plan, k, read)
     for _, row in ipairs(k.constants) do values[row[1]] = row[2] end
     local environment = {
         header = header(plan, k),
-        constants = constants(plan, k),
+        constants = "",
         arguments = abi.struct(fields),
-        functions = functions.text(p, LANGUAGE[plan.target]),
+        functions = functions.text(p, LANGUAGE[plan.target], k.calls or {}),
         walk = functions.uses(p).walk,
         c = values,                       -- the kernel's constants, for decisions in Lua lines
         k = k, arch = plan.arch, dtype = p.dtype,
@@ -83,7 +81,52 @@ function emit.source(plan, k, read)
         symbol = k.symbol,
         math = math, string = string, ipairs = ipairs,
     }
+    environment.constants = constants(plan, k, template.render(k.template, read, environment))
     return template.render(k.template, read, environment)
+end
+
+-- Statements that give each parameter of the self-check small values, in host and device memory.
+local function param_lines(problem)
+    local lines = {}
+    local function add(format, ...) lines[#lines + 1] = format:format(...) end
+    for _, param in ipairs(problem.params) do
+        local name, integer = param.name, not param.dtype:match("f")
+        if param.dims then
+            local sizes = {}
+            for axis, dim in ipairs(param.dims) do
+                sizes[axis] = type(dim) ~= "table" and tostring(dim)
+                    or dim.div and ("((%s + %d) / %d)"):format(dim.word, dim.div - 1, dim.div) or dim.word
+            end
+            local type = abi.storage[param.dtype]
+            local value = integer and "i / 37 % 3" or type == "float" and "0.01f * (i % 17)" or "encode(0.25f * (i % 17))"
+            add("std::vector<%s> %s_values((size_t)%s);", type, name, table.concat(sizes, " * (size_t)"))
+            add("for (size_t i = 0; i < %s_values.size(); ++i) %s_values[i] = (%s)(%s);", name, name, type, value)
+            add("args.p_%s = on_device(%s_values);", name, name)
+            for axis = 1, #sizes do
+                local rest = table.concat(sizes, " * (long long)", axis + 1)
+                add("args.p_%s_stride_%d = %s;", name, axis - 1, rest == "" and "1" or "(long long)" .. rest)
+            end
+        else
+            add("args.p_%s = %s;", name, integer and (param.dtype == "bool" and "1" or "64") or "0.5f")
+        end
+    end
+    if #problem.params > 0 then add("memcpy(&host, &args, sizeof host);") end
+    for _, param in ipairs(problem.params) do
+        if param.dims then add("host.p_%s = %s_values.data();", param.name, param.name) end
+    end
+    return table.concat(lines, "\n")
+end
+
+function emit.standalone(plan, list, pass, read)
+    local p, sources = plan.problem, {}
+    for i, k in ipairs(list) do sources[i] = emit.source(plan, k, read) end
+    return template.render("mma/standalone.cu", read, {
+        version = plan.version, problem = p, arch = plan.arch, dtype = p.dtype, pass = pass, list = list, sources = sources,
+        command = ("attnloom emit \"%s\" --standalone --target %s --arch %s --pass %s --schedule \"%s\""):format(
+            p.text, plan.target, plan.arch.name, pass, list[1].schedule),
+        has_mask = p.mask ~= nil, has_score = p.score ~= nil,
+        c_arguments = abi.struct(abi.fields(p, pass, list[1].workspace)), c_functions = functions.text(p, "c", {slope = pass == "backward"}), param_lines = param_lines(p), ipairs = ipairs,
+    })
 end
 
 return emit

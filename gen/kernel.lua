@@ -3,6 +3,7 @@ grid, workspace. Emission (emit.lua) and the runtime (descriptors, docs/design.m
 
   kernel.list(problem, pass, target, schedule, arch) -> list of kernels in launch order, each
     {name=, pass=, symbol=, template="mma/forward.cu", title=, threads=, smem_bytes=, blocks_per_sm=,
+     calls = generated functions it uses, beside visible and score: {keys=, queries=, slope=},
      constants = {{name, value, comment}, ...}, shared = {{name, bytes, comment}, ...}, phases = {text, ...},
      grid = {heads=, seq=, rows=}, needs=, workspace=}
   kernel.accumulators(problem, pass, schedule) -> f32 registers a thread holds through the main loop (target mma)
@@ -80,7 +81,7 @@ function mma.forward(problem, s)
     local d, dv = head_dims(problem)
     local rows_per_warp = s.tile_q // s.warps
     return {
-        name = "forward", template = "mma/forward.cu", title = "O = softmax(S) V, LSE = ln(sum exp S)",
+        name = "forward", template = "mma/forward.cu", calls = {keys = true}, title = "O = softmax(S) V, LSE = ln(sum exp S)",
         threads = 32 * s.warps, blocks_per_sm = s.blocks,
         constants = append(mma_constants(problem, s), {
             {"row_tiles", rows_per_warp // 16, "16-row mma tiles of a warp"},
@@ -134,7 +135,7 @@ function mma.backward_dkv(problem, s)
     local key_warps = s.warps // s.split
     local query_warps = math.min(s.warps, s.tile_q // s.rows)
     return {
-        name = "backward_dkv", template = "mma/backward_dkv.cu",
+        name = "backward_dkv", template = "mma/backward_dkv.cu", calls = {queries = true, slope = true},
         title = problem.deterministic and "dV = P^T dO, dK = scale dS^T Q"
             or "dV = P^T dO, dK = scale dS^T Q, dQ sum += dS K",
         threads = 32 * s.warps, blocks_per_sm = s.blocks,
@@ -162,7 +163,7 @@ end
 function mma.backward_dq(problem, s)
     local d, dv = head_dims(problem)
     return {
-        name = "backward_dq", template = "mma/backward_dq.cu", title = "dQ = scale dS K, in the order of keys",
+        name = "backward_dq", template = "mma/backward_dq.cu", calls = {keys = true, slope = true}, title = "dQ = scale dS K, in the order of keys",
         threads = 32 * s.dq_warps,
         constants = {
             {"dim_qk", problem.d, "head dim of q and k"},
@@ -234,7 +235,7 @@ end
 
 function host.forward(problem, s)
     return {
-        name = "forward", template = "host/forward.c", title = "O = softmax(S) V, LSE = ln(sum exp S)",
+        name = "forward", template = "host/forward.c", calls = {keys = true}, title = "O = softmax(S) V, LSE = ln(sum exp S)",
         threads = 1, constants = host_constants(problem, s),
         shared = {
             region("q", problem.d, s.tile_q, "[dim_qk][tile_q]"),
@@ -273,7 +274,7 @@ function host.backward_dkv(problem, s)
     }
     if problem.score then shared[#shared + 1] = region("slope", s.tile_q, s.tile_k, "[tile_q][tile_k] of the score") end
     return {
-        name = "backward_dkv", template = "host/backward_dkv.c", title = "dV = P^T dO, dK = scale dS^T Q",
+        name = "backward_dkv", template = "host/backward_dkv.c", calls = {queries = true, slope = true}, title = "dV = P^T dO, dK = scale dS^T Q",
         threads = 1, constants = host_constants(problem, s), shared = shared,
         phases = {"work, keys and values", "S = Q K^T, dP = dO V^T", "P and dS", "dV += P^T dO, dK += dS^T Q",
                   "store dK and dV"},
@@ -294,7 +295,7 @@ function host.backward_dq(problem, s)
     }
     if problem.score then shared[#shared + 1] = region("slope", s.tile_k, s.tile_q, "[tile_k][tile_q] of the score") end
     return {
-        name = "backward_dq", template = "host/backward_dq.c", title = "dQ = scale dS K",
+        name = "backward_dq", template = "host/backward_dq.c", calls = {keys = true, slope = true}, title = "dQ = scale dS K",
         threads = 1, constants = host_constants(problem, s), shared = shared,
         phases = {"work, queries and dO", "S^T = K Q^T, dP^T = V dO^T", "P and dS", "dQ += dS K", "store dQ"},
         grid = {heads = "heads_q", seq = "seq_q", rows = s.tile_q},

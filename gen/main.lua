@@ -4,8 +4,8 @@ runtime provides). Everything it returns is a plain table or text.
   main.problem(text)   -> table with the canonical text and facts of a problem, or nil, error
   main.plan(request)   -> {problem=, target=, arch=, schedule=, schedule_backward=, why=, kernels={descriptor...}} or nil, error
   main.source(plan, i) -> source text of kernel i of a plan
-  main.standalone(request) -> one .cu with kernel, launcher and self-check, or nil, error
   main.why(request)    -> text for people, or nil, error
+  main.standalone(request) -> one .cu with the kernels of a pass, a launcher and a self-check, or nil, error
 
   request: {problem=, target=, arch=, schedule=, schedule_backward=, hint=, alignment=, shape=, pass=}
   error:   {status=, field=, offset=, text=} ]]
@@ -14,10 +14,10 @@ local abi = require "abi"
 local arch = require "arch"
 local emit = require "emit"
 local expression = require "expression"
-local interval = require "interval"
 local kernel = require "kernel"
 local problem_text = require "problem"
 local schedule = require "schedule"
+local why = require "why"
 
 local main = {version = "0.1"}
 
@@ -65,26 +65,6 @@ local function supported(p, target, a)
     return true
 end
 
-local function why_text(plan, passes)
-    local lines = {("problem %s"):format(plan.problem.text), ("target %s on %s"):format(plan.target, plan.arch.name)}
-    local walk = plan.problem.mask and interval.walk(plan.problem.mask) or {kind = "range", spans = {{}}}
-    lines[#lines + 1] = walk.kind == "range"
-        and ("walk range: %s"):format(plan.problem.mask and ("%d span(s) of keys per row tile"):format(#walk.spans) or "every tile, no mask")
-        or ("walk classify: %s"):format(walk.reason)
-    for _, pass in ipairs(passes) do
-        lines[#lines + 1] = ("%s: %s%s"):format(pass.name, pass.text, pass.forced and " (asked for)" or "")
-        for _, row in ipairs(pass.candidates) do
-            if row.rejected then
-                lines[#lines + 1] = ("  %-60s no: %s"):format(row.text, row.rejected)
-            else
-                lines[#lines + 1] = ("  %-60s cost %.0f%s"):format(row.text, row.cost,
-                    not pass.forced and row.text == pass.text and "  <- least" or "")
-            end
-        end
-    end
-    return table.concat(lines, "\n") .. "\n"
-end
-
 -- The variants of a plan: tensors that are all aligned take the first.
 local function variants(target, alignment)
     if target == "host" then return {"any"} end
@@ -112,7 +92,7 @@ local function make_plan(request)
             return nil, candidates
         end
         local text = schedule.text(target, pass, s)
-        plan.passes[#plan.passes + 1] = {name = pass, text = text, candidates = candidates, forced = forced ~= nil}
+        plan.passes[#plan.passes + 1] = {name = pass, text = text, values = s, candidates = candidates, forced = forced ~= nil}
         for _, variant in ipairs(variants(target, request.alignment)) do
             for _, k in ipairs(kernel.list(p, pass, target, s, a)) do
                 k.variant, k.schedule = variant, text
@@ -133,12 +113,35 @@ function main.plan(request)
     return {
         problem = plan.problem.text, target = plan.target, arch = plan.arch.name,
         schedule = plan.passes[1].text, schedule_backward = plan.passes[2] and plan.passes[2].text or "",
-        why = why_text(plan, plan.passes), kernels = plan.kernels, inner = plan,
+        why = why.choice(plan), kernels = plan.kernels, inner = plan,
     }
 end
 
 function main.source(plan, i)
     return emit.source(plan.inner, plan.kernels[i], read_template)
+end
+
+function main.why(request)
+    local plan, message = make_plan(request)
+    if not plan then return nil, message end
+    return why.text(plan, request.shape or request.hint, request.pass)
+end
+
+function main.standalone(request)
+    local plan, message = make_plan(request)
+    if not plan then return nil, message end
+    local pass, list = request.pass or "forward", {}
+    if plan.target ~= "mma" then
+        return fail("UNSUPPORTED", "target", "a standalone file is CUDA; target %s is compiled by the library alone", plan.target)
+    end
+    if pass == "backward" and not plan.problem.backward then
+        return fail("INVALID", "pass", "the problem has no word 'backward'")
+    end
+    local variant = plan.kernels[1].variant
+    for _, k in ipairs(plan.kernels) do
+        if k.pass == pass and k.variant == variant then list[#list + 1] = k end
+    end
+    return emit.standalone(plan, list, pass, read_template)
 end
 
 return main

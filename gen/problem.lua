@@ -391,7 +391,7 @@ end
 
 -- -- errors ----------------------------------------------------------------------------------------------------
 
-local MAX_COLUMNS = 100
+local MAX_COLUMNS, MAX_SHOWN = 100, 20
 
 -- The line that holds offset, cut around it, and the column of the caret in it, counted from 0.
 local function excerpt(text, offset)
@@ -413,7 +413,11 @@ end
 
 function problem.format_errors(text, errors)
     local lines = {}
-    for _, err in ipairs(errors) do
+    for i, err in ipairs(errors) do
+        if i > MAX_SHOWN then
+            lines[#lines + 1] = ("and %d more errors"):format(#errors - MAX_SHOWN)
+            break
+        end
         local line, column = excerpt(text, err.offset)
         lines[#lines + 1] = err.field .. ": " .. err.message
         lines[#lines + 1] = "    " .. line

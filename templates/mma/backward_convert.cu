@@ -6,7 +6,7 @@
 
 //@ part("work", {heads = "heads_q", tiles = "seq_q", last_first = false})
 
-//@ part("types")
+//@ part("pack")
 
 extern "C" __global__ void __launch_bounds__(threads) ${symbol}(const __grid_constant__ LoomArgs args) {
     // [1] dQ of each row

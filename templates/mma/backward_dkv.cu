@@ -12,7 +12,9 @@ constexpr float log2_e = 1.44269504f;
 
 //@ part("walk", {over = "queries"})
 
-//@ part("types")
+//@ part("pack")
+
+//@ part("exp2")
 
 //@ part("copy")
 
@@ -28,8 +30,10 @@ constexpr float log2_e = 1.44269504f;
 //@ end
 //@ part("store")
 
-//@ part("products")
+//@ if not through_shared then
+//@ part("pack_a")
 
+//@ end
 // s = a b^T: a key_tiles * 16 rows, b query_columns * 8 rows, both `depth` wide.
 static __device__ __forceinline__ void multiply_transposed(float (&s)[key_tiles][query_columns][4], unsigned a_rows,
                                                   unsigned b_rows, int depth, int pitch) {

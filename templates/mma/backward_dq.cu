@@ -11,7 +11,9 @@ constexpr float log2_e = 1.44269504f;
 
 //@ part("walk", {over = "keys"})
 
-//@ part("types")
+//@ part("pack")
+
+//@ part("exp2")
 
 //@ part("copy")
 
@@ -27,7 +29,7 @@ constexpr float log2_e = 1.44269504f;
 //@ end
 //@ part("store")
 
-//@ part("products")
+//@ part("pack_a")
 
 // s = a b^T: a 16 rows, b tile_k rows, both `depth` wide.
 static __device__ __forceinline__ void multiply_transposed(float (&s)[key_columns][4], unsigned a_rows, unsigned b_rows,

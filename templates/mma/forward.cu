@@ -13,7 +13,9 @@ constexpr float slack = 8;  // a row's reference may lie this far (in powers of 
 
 //@ part("walk", {over = "keys"})
 
-//@ part("types")
+//@ part("pack")
+
+//@ part("exp2")
 
 //@ part("copy")
 
@@ -55,7 +57,7 @@ static __device__ __forceinline__ void multiply_qk(float (&s)[row_tiles][key_col
     }
 }
 
-//@ part("products")
+//@ part("pack_a")
 
 // o += p v
 static __device__ __forceinline__ void multiply_pv(float (&o)[row_tiles][value_columns][4],
@@ -76,6 +78,13 @@ static __device__ __forceinline__ void multiply_pv(float (&o)[row_tiles][value_c
             }
         }
     }
+}
+
+// log2 x of the special function unit: absolute error 2^-22.
+static __device__ __forceinline__ float log2_approx(float x) {
+    float y;
+    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
 }
 
 extern "C" __global__ void __launch_bounds__(threads, ${k.blocks_per_sm}) ${symbol}(const __grid_constant__ LoomArgs args) {

@@ -27,7 +27,7 @@ static __device__ __forceinline__ void copies_wait() {
     asm volatile("cp.async.wait_all;" ::: "memory");
 //@ end
 }
-//@ if k.pass == "backward" then
+//@ if k.name == "backward_dkv" then
 
 // One f32 to shared memory, zero when `inside` is false.
 static __device__ __forceinline__ void copy_word(unsigned smem, const float *from, bool inside) {

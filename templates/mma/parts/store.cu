@@ -8,7 +8,7 @@ static __device__ __forceinline__ void store_pair(unsigned short *to, float firs
     to[1] = (unsigned short)(pair >> 16);
 //@ end
 }
-//@ if k.name == "backward_dkv" then
+//@ if k.name == "backward_dkv" and (c.split > 1 or not deterministic) then
 
 static __device__ __forceinline__ void store_shared(unsigned smem, unsigned value) {
     asm volatile("st.shared.b32 [%0], %1;" ::"r"(smem), "r"(value) : "memory");

@@ -10,17 +10,3 @@ static __device__ __forceinline__ unsigned pack(float lo, float hi) {
 //@ end
     return pair;
 }
-
-// 2^x and log2 x of the special function unit: relative error 2^-22, absolute error 2^-22.
-static __device__ __forceinline__ float exp2_approx(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-//@ if k.name == "forward" then
-static __device__ __forceinline__ float log2_approx(float x) {
-    float y;
-    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-//@ end
