@@ -27,7 +27,7 @@ local MAX_DEPTH, MAX_SIZE = 64, 1024
 
 expression.I32_MIN, expression.I32_MAX = I32_MIN, I32_MAX
 
--- Names the language owns; the runtime keeps |q|, |k| and lengths below 2^30, so a difference of two variables is exact.
+-- Names the language owns. The runtime keeps positions within -2^30 .. 2^30 - 1 and lengths within 2^30.
 expression.variables = {q = "i32", k = "i32", row = "i32", col = "i32", b = "i32", h = "i32", hkv = "i32",
                         seq_q = "i32", seq_k = "i32", s = "f32"}
 
@@ -50,7 +50,8 @@ local MIRROR = {["<"] = ">", ["<="] = ">=", [">"] = "<", [">="] = "<=", ["=="] =
 local OPPOSITE = {["<"] = ">=", ["<="] = ">", [">"] = "<=", [">="] = "<", ["=="] = "!=", ["!="] = "=="}
 expression.comparison, expression.mirror, expression.opposite = COMPARISON, MIRROR, OPPOSITE
 
-local PRECEDENCE = {["?:"] = 1, ["|"] = 2, ["&"] = 3, ["<"] = 4, ["<="] = 4, [">"] = 4, [">="] = 4, ["=="] = 4, ["!="] = 4,
+local PRECEDENCE = {["?:"] = 1, ["|"] = 2, ["&"] = 3,
+                    ["<"] = 4, ["<="] = 4, [">"] = 4, [">="] = 4, ["=="] = 4, ["!="] = 4,
                     ["+"] = 5, ["-"] = 5, ["*"] = 6, ["/"] = 6, ["%"] = 6, neg = 7, ["!"] = 7}
 
 -- -- meaning of one operation ---------------------------------------------------------------------------------
@@ -179,8 +180,9 @@ local function is_const(node, value)
     return node.op == "const" and (value == nil or node.value == value)
 end
 
-local function is_var(node)
-    return node.op == "var"
+-- A variable other than a length: the difference of two of them never leaves i32.
+local function is_place(node)
+    return node.op == "var" and node.name ~= "seq_q" and node.name ~= "seq_k"
 end
 
 expression.constant = constant
@@ -296,7 +298,7 @@ local function fold_comparison(op, a, b)
         if same(a, b) then return constant("bool", COMPARE[op](0, 0)) end
         if is_const(b, I32_MAX) and (op == "<=" or op == ">") then return constant("bool", op == "<=") end
         if is_const(b, I32_MIN) and (op == "<" or op == ">=") then return constant("bool", op == ">=") end
-        if is_const(b, 0) and a.op == "-" and is_var(a.args[1]) and is_var(a.args[2]) then
+        if is_const(b, 0) and a.op == "-" and is_place(a.args[1]) and is_place(a.args[2]) then
             return fold_comparison(op, a.args[1], a.args[2])
         end
     end
@@ -344,8 +346,8 @@ local function fold(op, type, args)
     return raw(op, type, args)
 end
 
-local WANTED = {number = "i32 or f32", f32 = "f32 or i32", i32 = "i32", bool = "bool", alike = "two numbers or two bools",
-                bits = "two bools or two i32"}
+local WANTED = {number = "i32 or f32", f32 = "f32 or i32", i32 = "i32", bool = "bool",
+                alike = "two numbers or two bools", bits = "two bools or two i32"}
 
 local function refuse(op, wanted, args)
     local types = {}
@@ -431,8 +433,7 @@ end
 
 local function precedence(node)
     if node.op == "const" then
-        local negative = node.type ~= "bool" and (node.value < 0 or node.value == 0 and node.type == "f32" and 1 / node.value < 0)
-        return negative and 7 or 8
+        return print_const(node):sub(1, 1) == "-" and 7 or 8
     end
     return PRECEDENCE[node.op] or 8
 end
@@ -559,9 +560,14 @@ function Parser:accept(token)
     return false
 end
 
+-- The token at hand, for a message.
+function Parser:found()
+    return self.kind == "end" and self.token or quote(self.token)
+end
+
 function Parser:expect(token, where)
     if not self:accept(token) then
-        self:stop(self.at, ("expected %s %s, found %s"):format(token, where, self.kind == "end" and self.token or quote(self.token)))
+        self:stop(self.at, ("expected %s %s, found %s"):format(token, where, self:found()))
     end
 end
 
@@ -569,11 +575,11 @@ end
 function Parser:build(op, args, offset)
     local broken = false
     for _, arg in ipairs(args) do broken = broken or arg.broken end
-    if broken then return {op = "const", type = "bool", value = false, size = 1, broken = true} end
+    if broken then return self:broken() end
     local node, message = make(op, args)
     if not node then
         self:report(offset, message)
-        return {op = "const", type = "bool", value = false, size = 1, broken = true}
+        return self:broken()
     end
     if node.size > MAX_SIZE then
         self:stop(offset, ("the expression has more than %d operations and operands"):format(MAX_SIZE))
@@ -651,7 +657,8 @@ function Parser:unknown(name, offset)
             if key ~= "s" or scope.score then known[#known + 1] = key end
         end
     end
-    self:report(offset, ("%s is neither declared in params nor known%s"):format(quote(name), expression.suggest(name, known)))
+    self:report(offset, ("%s is neither declared in params nor known%s"):format(quote(name),
+        expression.suggest(name, known)))
 end
 
 function Parser:call(name, offset)
@@ -676,7 +683,8 @@ function Parser:load(param, offset)
     local indices, offsets = self:arguments("]")
     self.scope.used[param.name] = true
     if #indices ~= #param.dims then
-        self:report(offset, ("%s has %d dimension%s, not %d"):format(param.name, #param.dims, #param.dims == 1 and "" or "s", #indices))
+        self:report(offset, ("%s has %d dimension%s, not %d"):format(param.name, #param.dims,
+            #param.dims == 1 and "" or "s", #indices))
         return self:broken()
     end
     for i, index in ipairs(indices) do
@@ -695,7 +703,8 @@ function Parser:name()
     self:advance()
     local opens = self.kind == "symbol" and self.token
     local bound = self.bindings and self.bindings[name]
-    local array = bound and bound.array or not bound and scope.params[name] and scope.params[name].dims and scope.params[name]
+    local param = not bound and scope.params[name]
+    local array = bound and bound.array or param and param.dims and param
     if array then
         if opens == "[" then return self:load(array, offset) end
         return {array = array, name = name}
@@ -750,8 +759,7 @@ function Parser:primary()
         self:expect(")", "to close the parenthesis")
         return node
     end
-    self:stop(self.at, ("expected a value, found %s%s"):format(self.kind == "end" and self.token or quote(self.token),
-        HINT[self.token] or ""))
+    self:stop(self.at, ("expected a value, found %s%s"):format(self:found(), HINT[self.token] or ""))
 end
 
 function Parser:unary()
@@ -818,7 +826,7 @@ function Parser:whole()
     self:advance()
     local node = self:expression()
     if self.kind ~= "end" then
-        self:stop(self.at, ("expected an operator, found %s%s"):format(quote(self.token), HINT[self.token] or ""))
+        self:stop(self.at, ("expected an operator, found %s%s"):format(self:found(), HINT[self.token] or ""))
     end
     return node
 end
@@ -830,8 +838,8 @@ end
             field         name used in errors
             errors, used  filled: list of {field, offset, message}; set of names of params that were mentioned ]]
 function expression.parse(text, scope)
-    local parser = setmetatable({text = text, pos = scope.first or 1, last = scope.last or #text, scope = scope, depth = 0,
-                                 prefix = ""}, Parser)
+    local parser = setmetatable({text = text, pos = scope.first or 1, last = scope.last or #text, scope = scope,
+                                 depth = 0, prefix = ""}, Parser)
     local before = #scope.errors
     local ok, node = pcall(parser.whole, parser)
     if not ok and node ~= STOP then error(node, 0) end

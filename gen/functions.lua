@@ -17,6 +17,7 @@ Called by emit. ]]
 local expression = require "expression"
 local helpers = require "helpers"
 local interval = require "interval"
+local problem_text = require "problem"
 
 local functions = {}
 
@@ -44,7 +45,8 @@ end
 
 local function is_costly(node)
     if not node.args then return false end
-    if node.op == "load" or node.op == "?:" or expression.functions[node.op] then return node.op ~= "f32" and node.op ~= "i32" end
+    if node.op == "load" or node.op == "?:" then return true end
+    if expression.functions[node.op] then return node.op ~= "f32" and node.op ~= "i32" end
     return node.type == "f32" or node.op == "/" or node.op == "%"
 end
 
@@ -151,7 +153,8 @@ WRITE.f32["/"] = function(w, node, a, b)
     if w.unit.language == "c" then return infix(w, node, "/", PRODUCT) end
     local inverse = b.op == "const" and 1 / b.value
     if inverse and math.abs(inverse) > 1e-30 and math.abs(inverse) < 1e30 then
-        return ("%s * %s"):format(w:operand(a, PRODUCT), float_text(string.unpack("<f", string.pack("<f", inverse)), "cuda")), PRODUCT
+        local single = string.unpack("<f", string.pack("<f", inverse))
+        return ("%s * %s"):format(w:operand(a, PRODUCT), float_text(single, "cuda")), PRODUCT
     end
     return w:call("fast_div", w:argument(a), w:argument(b))
 end
@@ -173,7 +176,8 @@ for _, name in ipairs {"exp", "log", "tanh", "sqrt", "sin", "cos"} do
     end
 end
 
-for op, level in pairs {["<"] = RELATION, ["<="] = RELATION, [">"] = RELATION, [">="] = RELATION, ["=="] = EQUALITY, ["!="] = EQUALITY} do
+for op in pairs(expression.comparison) do
+    local level = (op == "==" or op == "!=") and EQUALITY or RELATION
     WRITE.bool[op] = function(w, node, a, b)
         if op == "!=" and a.type == "f32" then return w:call("f32_differ", w:argument(a), w:argument(b)) end
         return ("%s %s %s"):format(w:operand(a, SUM), op, w:operand(b, SUM)), level
@@ -273,7 +277,7 @@ end
 local function print_dims(param)
     local dims = {}
     for i, dim in ipairs(param.dims) do
-        dims[i] = type(dim) == "number" and tostring(dim) or dim.div and ("ceil(%s/%d)"):format(dim.word, dim.div) or dim.word
+        dims[i] = problem_text.print_dim(dim)
     end
     return table.concat(dims, ", ")
 end
@@ -366,10 +370,15 @@ local function element_function(unit, comment, head, parameters, node, fast)
     if w.used.col then lines[#lines + 1] = "const int col = k - work->k_start;" end
     for _, line in ipairs(w.lines) do lines[#lines + 1] = line end
     lines[#lines + 1] = ("return %s;"):format(text)
-    return assemble(unit, comment, head, parameters, lines)
+    return assemble(unit, comment .. shown(expression.print(node)), head, parameters, lines)
 end
 
 -- -- walk range ------------------------------------------------------------------------------------------------
+
+-- Text of an integer of up to 64 bits.
+local function literal(value)
+    return math.abs(value) > expression.I32_MAX and value .. "LL" or tostring(value)
+end
 
 -- Text of a sum of uniform terms and, with a factor, of the bound `other` of the box; in 64 bits where i32 may not do.
 local function sum_text(w, sum, other, other_variable, factor)
@@ -393,9 +402,9 @@ local function sum_text(w, sum, other, other_variable, factor)
         else text = text .. (part[1] < 0 and " - " or " + ") .. value end
     end
     local c = sum.c
-    if text == "" then return math.abs(c) > expression.I32_MAX and c .. "LL" or tostring(c) end
-    if c ~= 0 then text = text .. (c < 0 and " - " or " + ") .. math.abs(c) .. (math.abs(c) > expression.I32_MAX and "LL" or "") end
-    return text
+    if text == "" then return literal(c) end
+    if c == 0 then return text end
+    return text .. (c < 0 and " - " or " + ") .. literal(math.abs(c))
 end
 
 local function nest(name, list, last)
@@ -499,8 +508,8 @@ local function range_function(unit, spans, direction)
     local comment = direction == "keys" and "Keys that some (outer) and that all (inner) of the queries q_lo..q_hi see."
         or "Queries that see some (outer) and that see all (inner) of the keys k_lo..k_hi."
     return assemble(unit, comment, "void visible_" .. direction,
-        {"const LoomArgs *args", "const Work *work", ("int %s_lo"):format(other), ("int %s_hi"):format(other), "Span outer[]", "Span inner[]"},
-        lines)
+        {"const LoomArgs *args", "const Work *work", ("int %s_lo"):format(other), ("int %s_hi"):format(other),
+         "Span outer[]", "Span inner[]"}, lines)
 end
 
 -- -- walk classify ---------------------------------------------------------------------------------------------
@@ -524,7 +533,7 @@ local function tile_class_function(unit, mask)
         unit:need(name)
         local list = {}
         for i, value in ipairs {...} do
-            list[i] = type(value) == "number" and math.abs(value) > expression.I32_MAX and value .. "LL" or tostring(value)
+            list[i] = type(value) == "number" and literal(value) or value
         end
         return hold(name:sub(1, 2), ("%s(%s)"):format(name, table.concat(list, ", ")))
     end
@@ -532,8 +541,7 @@ local function tile_class_function(unit, mask)
         op = operation,
         const = function(lo, hi)
             unit:need("iv")
-            local function wide(x) return math.abs(x) > expression.I32_MAX and x .. "LL" or tostring(x) end
-            return ("iv(%s, %s)"):format(wide(lo), wide(hi))
+            return ("iv(%s, %s)"):format(literal(lo), literal(hi))
         end,
         var = function(name)
             used[name] = true
@@ -553,15 +561,16 @@ local function tile_class_function(unit, mask)
     if #lines > 0 then unit:need("iv") end
     for _, line in ipairs(w.lines) do lines[#lines + 1] = line end
     lines[#lines + 1] = ("return %s;"):format(text)
-    return assemble(unit, "Class of the tile q_lo..q_hi x k_lo..k_hi: 0 empty, 1 partial, 2 full; 1 where it is not known.", "int tile_class",
-        {"const LoomArgs *args", "const Work *work", "int q_lo", "int q_hi", "int k_lo", "int k_hi"}, lines)
+    return assemble(unit, "Class of the tile q_lo..q_hi x k_lo..k_hi: 0 empty, 1 partial, 2 full; 1 where it is not known.",
+        "int tile_class", {"const LoomArgs *args", "const Work *work", "int q_lo", "int q_hi", "int k_lo", "int k_hi"}, lines)
 end
 
 -- -- whole text ------------------------------------------------------------------------------------------------
 
 function functions.uses(problem)
     local walk = interval.walk(problem.mask)
-    return {mask = problem.mask ~= nil, score = problem.score ~= nil, walk = walk.kind, num_spans = walk.spans and #walk.spans}
+    return {mask = problem.mask ~= nil, score = problem.score ~= nil, walk = walk.kind,
+            num_spans = walk.spans and #walk.spans}
 end
 
 local STATIC = {c = "static inline", cuda = "static __device__ __forceinline__"}
@@ -576,22 +585,21 @@ function functions.text(problem, language, wanted)
     if problem.score then nodes[#nodes + 1] = problem.score end
     local arrays = array_functions(unit, problem, nodes)
     if problem.mask then
-        list[#list + 1] = element_function(unit, "Whether query q sees key k: " .. shown(expression.print(problem.mask)), "bool visible", ELEMENT,
-            problem.mask, false)
+        list[#list + 1] = element_function(unit, "Whether query q sees key k: ", "bool visible", ELEMENT, problem.mask, false)
     end
     if problem.score then
-        list[#list + 1] = element_function(unit, "The score: " .. shown(expression.print(problem.score)), "float score", ELEMENT_SCORE,
-            problem.score, true)
+        list[#list + 1] = element_function(unit, "The score: ", "float score", ELEMENT_SCORE, problem.score, true)
         if problem.backward and (not wanted or wanted.slope) then
-            local slope = expression.slope(problem.score)
-            list[#list + 1] = element_function(unit, "d(score)/ds: " .. shown(expression.print(slope)), "float score_slope", ELEMENT_SCORE,
-                slope, true)
+            list[#list + 1] = element_function(unit, "d(score)/ds: ", "float score_slope", ELEMENT_SCORE,
+                expression.slope(problem.score), true)
         end
     end
     local walk = interval.walk(problem.mask)
     if walk.kind == "range" then
         if not wanted or wanted.keys then list[#list + 1] = range_function(unit, walk.spans, "keys") end
-        if problem.backward and (not wanted or wanted.queries) then list[#list + 1] = range_function(unit, walk.spans, "queries") end
+        if problem.backward and (not wanted or wanted.queries) then
+            list[#list + 1] = range_function(unit, walk.spans, "queries")
+        end
     elseif not wanted or wanted.keys or wanted.queries then
         list[#list + 1] = tile_class_function(unit, problem.mask)
     end

@@ -1,7 +1,7 @@
 --[[ interval: what a mask does to a whole tile of the score matrix, by interval arithmetic. Never wrong, only vague:
 what is not known makes a tile partial, never empty and never full.
 
-  interval.walk(mask)      -> {kind = "range", spans = conjunctions} or {kind = "classify", reason = text}; mask may be nil
+  interval.walk(mask)      -> {kind = "range", spans = conjunctions} or {kind = "classify", reason = text}; nil: no mask
   interval.rows(conjunction, direction)           -> bounds of one span, as gen/functions.lua emits them
   interval.spans(mask, box, direction, env)       -> list of {outer = {lo, hi}, inner = {lo, hi}}; lo > hi is empty
   interval.class(mask, box, env)                  -> "empty" | "partial" | "full"
@@ -24,14 +24,14 @@ local expression = require "expression"
 local interval = {}
 
 local I32_MIN, I32_MAX = expression.I32_MIN, expression.I32_MAX
-local POSITION = (1 << 30) - 1 -- the runtime keeps positions and lengths within this
+local LENGTH = 1 << 30 -- the runtime keeps lengths within it and positions within -LENGTH .. LENGTH - 1
 local MAX_SPANS = 4
 local MAX_CONJUNCTIONS = 16    -- while the disjunction is being built
 local MAX_COEFFICIENT, MAX_TERMS = 1 << 24, 64 -- sums of such terms fit 64 bits
 
-local RANGE = {q = {-POSITION, POSITION}, k = {-POSITION, POSITION}, row = {0, POSITION}, col = {0, POSITION},
-               b = {0, POSITION}, h = {0, POSITION}, hkv = {0, POSITION}, seq_q = {0, POSITION}, seq_k = {0, POSITION},
-               q_start = {-POSITION, POSITION}, k_start = {-POSITION, POSITION}}
+local POSITION, INDEX = {-LENGTH, LENGTH - 1}, {0, LENGTH - 1}
+local RANGE = {q = POSITION, k = POSITION, q_start = POSITION, k_start = POSITION, row = INDEX, col = INDEX,
+               b = INDEX, h = INDEX, hkv = INDEX, seq_q = {0, LENGTH}, seq_k = {0, LENGTH}}
 local TILE_VARIABLES = {q = true, k = true, row = true, col = true}
 
 local varying = setmetatable({}, {__mode = "k"})
@@ -109,7 +109,14 @@ local function sum_of(node)
     return single(node)
 end
 
-local START = {row = {op = "var", type = "i32", name = "q_start", size = 1}, col = {op = "var", type = "i32", name = "k_start", size = 1}}
+-- The sum that one side of a comparison is. A uniform side is one value, however it came about.
+local function side_of(node)
+    if uniform(node) and node.op ~= "const" then return single(node) end
+    return sum_of(node)
+end
+
+local START = {row = {op = "var", type = "i32", name = "q_start", size = 1},
+               col = {op = "var", type = "i32", name = "k_start", size = 1}}
 local POSITION_OF = {row = expression.variable("q"), col = expression.variable("k")}
 
 -- Writes row as q - q_start and col as k - k_start.
@@ -163,6 +170,15 @@ function Describe:sum(sum)
     return sum.c ~= 0 and op("iv_shift", result, sum.c) or result
 end
 
+-- Interval of + - * in 64 bits, before wrapping.
+function Describe:unwrapped(node)
+    local sum = sum_of(node)
+    if #sum.terms ~= 1 or sum.terms[1].node ~= node then return self:sum(sum) end
+    local a, b = self:int(node.args[1]), node.args[2] and self:int(node.args[2])
+    if node.op == "neg" then return self.backend.op("iv_scale", a, -1) end
+    return self.backend.op(({["+"] = "iv_add", ["-"] = "iv_sub", ["*"] = "iv_mul"})[node.op], a, b)
+end
+
 function Describe:int(node)
     local known = self.known[node]
     if not known then
@@ -177,13 +193,7 @@ function Describe:int_structure(node)
     if op == "const" then return B.const(node.value, node.value) end
     if op == "var" then return B.var(node.name) end
     if op == "+" or op == "-" or op == "neg" or op == "*" then
-        local sum = sum_of(node)
-        local result
-        if #sum.terms == 1 and sum.terms[1].node == node then
-            result = B.op("iv_mul", self:int(args[1]), self:int(args[2]))
-        else
-            result = self:sum(sum)
-        end
+        local result = self:unwrapped(node)
         if not self.static and interval.exact(node) then return result end
         return B.op("iv_wrap", result)
     elseif op == "/" or op == "%" or op == "min" or op == "max" then
@@ -243,8 +253,7 @@ function Describe:compare_int(op, a, b)
     local B = self.backend
     if op == ">" or op == ">=" then return self:compare_int(expression.mirror[op], b, a) end
     if op == "!=" then return B.op("cl_not", self:compare_int("==", a, b)) end
-    local sum_a, sum_b = sum_of(a), sum_of(b)
-    local difference = combine(1, sum_a, -1, sum_b)
+    local difference = combine(1, side_of(a), -1, side_of(b))
     if coefficient(difference, "q") ~= 0 and coefficient(difference, "row") ~= 0
         or coefficient(difference, "k") ~= 0 and coefficient(difference, "col") ~= 0 then
         difference = to_positions(difference)
@@ -256,7 +265,9 @@ function Describe:compare_int(op, a, b)
     if op == "<" then difference.c = difference.c + 1 end
     local class = B.op(op == "==" and "cl_zero" or "cl_at_most_zero", self:sum(difference))
     for _, side in ipairs {a, b} do
-        if not interval.exact(side) then class = B.op("cl_if_fits", class, self:sum(sum_of(side))) end
+        if not uniform(side) and not interval.exact(side) then
+            class = B.op("cl_if_fits", class, self:unwrapped(side))
+        end
     end
     return class
 end
@@ -447,11 +458,6 @@ function interval.range(node)
     return range[1], range[2]
 end
 
--- Range of a sum whatever the launch.
-local function range_of_sum(sum)
-    return setmetatable({backend = everything, known = {}, static = true}, Describe):sum(sum)
-end
-
 -- Whether a sum may be added up in i32, in any order and whatever the launch.
 function interval.is_small(sum)
     local most = math.abs(sum.c)
@@ -465,13 +471,7 @@ end
 -- Whether a node's value is its exact value: true of all but + - * that may leave i32.
 function interval.exact(node)
     if node.op ~= "+" and node.op ~= "-" and node.op ~= "*" and node.op ~= "neg" then return true end
-    local sum = sum_of(node)
-    local range
-    if #sum.terms == 1 and sum.terms[1].node == node then
-        range = numbers.iv_mul(range_of(node.args[1]), range_of(node.args[2]))
-    else
-        range = range_of_sum(sum)
-    end
+    local range = setmetatable({backend = everything, known = {}, static = true}, Describe):unwrapped(node)
     return range[1] >= I32_MIN and range[2] <= I32_MAX
 end
 
@@ -489,7 +489,8 @@ local CLASS = {[0] = "empty", "partial", "full"}
 function interval.class(mask, box, env)
     local values = environment(box, env)
     local boxes = {q = {box.q_lo, box.q_hi}, k = {box.k_lo, box.k_hi},
-                   row = {box.q_lo - box.q_start, box.q_hi - box.q_start}, col = {box.k_lo - box.k_start, box.k_hi - box.k_start}}
+                   row = {box.q_lo - box.q_start, box.q_hi - box.q_start},
+                   col = {box.k_lo - box.k_start, box.k_hi - box.k_start}}
     return CLASS[interval.describe(mask, {
         op = apply,
         const = function(lo, hi) return {lo, hi} end,
@@ -542,7 +543,9 @@ local function absorb(list)
     for i, conjunction in ipairs(list) do
         local needed = true
         for j, other in ipairs(list) do
-            if i ~= j and implied_by(other, conjunction) and (j < i or not implied_by(conjunction, other)) then needed = false end
+            if i ~= j and implied_by(other, conjunction) and (j < i or not implied_by(conjunction, other)) then
+                needed = false
+            end
         end
         if needed then kept[#kept + 1] = conjunction end
     end
@@ -595,7 +598,7 @@ local function split_extreme(a, b, strict)
     local function sides(node)
         if uniform(node) then return nil end
         if node.op == "min" or node.op == "max" then return node.op, node.args[1], node.args[2] end
-        if node.op == "abs" and interval.range(node.args[1]) > I32_MIN then
+        if node.op == "abs" then -- |x| is max(x, -x); the check of -x fails where it wraps
             return "max", node.args[1], expression.make("neg", {node.args[1]})
         end
     end
@@ -610,8 +613,9 @@ end
 function at_most(a, b, strict)
     local done, list, why = split_extreme(a, b, strict)
     if done then return list, why end
-    local sum = to_positions(combine(1, sum_of(a), -1, sum_of(b)))
+    local sum = to_positions(combine(1, side_of(a), -1, side_of(b)))
     sum.c = sum.c + strict
+    if not is_small(sum) then return nil, ("`%s` is too large a sum"):format(expression.print(a)) end
     local text = expression.print(expression.make(strict == 1 and "<" or "<=", {a, b}))
     for _, term in ipairs(sum.terms) do
         local position = term.node.op == "var" and (term.node.name == "q" or term.node.name == "k")
@@ -621,7 +625,7 @@ function at_most(a, b, strict)
     end
     local checks = {}
     for _, side in ipairs {a, b} do
-        if not interval.exact(side) then checks[#checks + 1] = to_positions(sum_of(side)) end
+        if not uniform(side) and not interval.exact(side) then checks[#checks + 1] = to_positions(sum_of(side)) end
     end
     if #sum.terms == 0 and #checks == 0 then return sum.c <= 0 and {{}} or {} end
     return {{{text = key_of(sum, checks), shown = text, sum = sum, checks = checks}}}
@@ -647,7 +651,9 @@ function disjunction(node, negate)
         return {{{text = text, shown = text, node = node}}}
     end
     if op == "!" then return disjunction(args[1], not negate) end
-    if op == "&" or op == "|" then return disjunction_of(args, ((op == "&") ~= negate) and both or either, negate) end
+    if op == "&" or op == "|" then
+        return disjunction_of(args, ((op == "&") ~= negate) and both or either, negate)
+    end
     local a, b = args and args[1], args and args[2]
     local function branches(c, x, negate_x, y, negate_y)
         local c1, why1 = disjunction(c, false)
@@ -710,7 +716,8 @@ function interval.rows(conjunction, direction)
                 end
             end
             rows[i] = {kind = slope == 1 and "upper" or slope == -1 and "lower" or "when",
-                       other = factor * coefficient(atom.sum, other), c = factor * atom.sum.c, terms = terms, checks = atom.checks}
+                       other = factor * coefficient(atom.sum, other), c = factor * atom.sum.c, terms = terms,
+                       checks = atom.checks}
         end
     end
     return rows

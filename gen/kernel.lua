@@ -41,7 +41,8 @@ local function share(depth, parts) return (depth // MMA_K + parts - 1) // parts 
 local function backward_workspace(problem, target)
     local list = {{name = "delta", row_bytes = FLOAT_BYTES, doc = "[batch, heads_q, seq_q] rowsum(dO * O) - dLSE"}}
     if target == "mma" and not problem.deterministic then
-        list[2] = {name = "dq_sum", row_bytes = problem.d * FLOAT_BYTES, doc = "[batch, heads_q, seq_q, d] sum of dQ / scale"}
+        list[2] = {name = "dq_sum", row_bytes = head_dims(problem) * FLOAT_BYTES,
+                   doc = "[batch, heads_q, seq_q, depth_qk] sum of dQ / scale"}
     end
     return list
 end
@@ -104,7 +105,7 @@ function mma.backward_delta(problem, s)
         name = "backward_delta", template = "mma/backward_delta.cu", title = "D = rowsum(dO * O) - dLSE; dQ sum = 0",
         threads = 128,
         constants = {
-            {"dim_qk", problem.d, "head dim of q and k"},
+            {"depth_qk", (head_dims(problem)), "head dim of q and k rounded up to one mma"},
             {"dim_v", problem.dv, "head dim of v and o"},
             {"tile_q", rows, "rows of a block"},
             {"threads", 128, "threads of a block"},
@@ -198,6 +199,7 @@ function mma.backward_convert(problem, s)
         threads = 128,
         constants = {
             {"dim_qk", problem.d, "head dim of q and k"},
+            {"depth_qk", (head_dims(problem)), "dim_qk rounded up to one mma"},
             {"tile_q", rows, "rows of a block"},
             {"threads", 128, "threads of a block"},
         },
@@ -338,9 +340,8 @@ end
 
 function kernel.accumulators(problem, pass, s)
     local d, dv = head_dims(problem)
-    -- a mask or score holds indices and its own values beside a part of the tile of S
-    local tile = (problem.mask or problem.score) and 1.5 or 1
-    if pass == "forward" then return s.tile_q // s.warps * (dv + tile * s.tile_k) // 32 end
+    -- O; S counts half again for what is made of it: maxima, P, indices of a mask
+    if pass == "forward" then return s.tile_q // s.warps * (2 * dv + 3 * s.tile_k) // 64 end
     return s.rows * (d + dv + 2 * s.tile_q) // s.split // 32  -- dK, dV; S^T and dP^T
 end
 

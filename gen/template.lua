@@ -30,7 +30,8 @@ local function translate(text)
     for line in (text:gsub("\n$", "") .. "\n"):gmatch("(.-)\n") do
         local indent, statement = line:match("^(%s*)//@%s?(.*)$")
         if statement then
-            lines[#lines + 1] = ("_indent = %q; %s"):format(indent, statement)
+            local inserts = statement:match("^part%(") or statement:match("^text%(")
+            lines[#lines + 1] = inserts and ("_indent = %q; %s"):format(indent, statement) or statement
         else
             local pieces, at = {}, 1
             for from, expression, to in line:gmatch("()" .. HOLE .. "()") do

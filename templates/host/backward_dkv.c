@@ -48,12 +48,12 @@ void ${symbol}(const LoomArgs *args, long long block, void *scratch) {
             // [2] S = Q K^T and dP = dO V^T
             const int q_first = tile * tile_q;
             const int num_q = work.seq_q - q_first < tile_q ? work.seq_q - q_first : tile_q;
-            const bool finite_q = load_rows(args->q + work.batch * args->q_stride_batch +
-                                                work.head * args->q_stride_head + q_first * args->q_stride_seq,
-                                            args->q_stride_seq, num_q, dim_qk, q);
-            const bool finite_dout = load_rows(args->dout + work.batch * args->dout_stride_batch +
-                                                   work.head * args->dout_stride_head + q_first * args->dout_stride_seq,
-                                               args->dout_stride_seq, num_q, dim_v, dout);
+            const Element *q_from = args->q + work.batch * args->q_stride_batch +
+                                    work.head * args->q_stride_head + q_first * args->q_stride_seq;
+            const Element *dout_from = args->dout + work.batch * args->dout_stride_batch +
+                                       work.head * args->dout_stride_head + q_first * args->dout_stride_seq;
+            const bool finite_q = load_rows(q_from, args->q_stride_seq, num_q, dim_qk, q);
+            const bool finite_dout = load_rows(dout_from, args->dout_stride_seq, num_q, dim_v, dout);
             load_stats(args, &work, q_first, num_q, lse, delta);
             multiply(q, k, dim_qk, num_q, num_k, tile_k, s);
             multiply(dout, v, dim_v, num_q, num_k, tile_k, dp);

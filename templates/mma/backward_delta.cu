@@ -50,7 +50,7 @@ extern "C" __global__ void __launch_bounds__(threads) ${symbol}(const __grid_con
 
     // [2] clear the sum of dQ
     const int rows = min(tile_q, work.seq_q - work.tile * tile_q);
-    float4 *to = (float4 *)(args.dq_sum + (head * work.seq_q + work.tile * tile_q) * dim_qk);
-    for (int i = threadIdx.x; i < rows * dim_qk / 4; i += threads) to[i] = float4{0, 0, 0, 0};
+    float4 *to = (float4 *)(args.dq_sum + (head * work.seq_q + work.tile * tile_q) * depth_qk);
+    for (int i = threadIdx.x; i < rows * depth_qk / 4; i += threads) to[i] = float4{0, 0, 0, 0};
 //@ end
 }

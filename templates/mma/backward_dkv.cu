@@ -22,6 +22,8 @@ constexpr float log2_e = 1.44269504f;
 
 //@ part("rows", {name = "v", dim = "dim_v", depth = "depth_v", pitch = "pitch_v"})
 
+//@ part("kv_tile")
+
 //@ part("mma")
 
 //@ if has_mask and not deterministic then
@@ -34,64 +36,35 @@ constexpr float log2_e = 1.44269504f;
 //@ part("pack_a")
 
 //@ end
-// s = a b^T: a key_tiles * 16 rows, b query_columns * 8 rows, both `depth` wide.
-static __device__ __forceinline__ void multiply_transposed(float (&s)[key_tiles][query_columns][4], unsigned a_rows,
-                                                  unsigned b_rows, int depth, int pitch) {
-#pragma unroll
-    for (int i = 0; i < key_tiles; ++i)
-#pragma unroll
-        for (int j = 0; j < query_columns; ++j)
-#pragma unroll
-            for (int e = 0; e < 4; ++e) s[i][j][e] = 0;
-#pragma unroll
-    for (int step = 0; step < depth / 16; ++step) {
-        unsigned a[key_tiles][4];
-#pragma unroll
-        for (int i = 0; i < key_tiles; ++i) load_fragments(a[i], a_rows + 2 * (16 * i * pitch + 16 * step));
-#pragma unroll
-        for (int j = 0; j < query_columns; j += 2) {
-            unsigned b[4];
-            load_fragments(b, b_rows + 2 * (8 * j * pitch + 16 * step));
-#pragma unroll
-            for (int i = 0; i < key_tiles; ++i) {
-                mma(s[i][j], a[i], b[0], b[1]);
-                mma(s[i][j + 1], a[i], b[2], b[3]);
-            }
-        }
-    }
-}
+//@ local sizes = {c.query_columns}
+//@ for _, size in ipairs {c.qk_columns, c.value_columns} do
+//@     if size ~= sizes[1] and size ~= sizes[2] then sizes[#sizes + 1] = size end
+//@ end
+//@ for _, size in ipairs(sizes) do
+//@ part("clear", {tiles = "key_tiles", columns = size})
 
-//@ for _, row in ipairs {{"dk", "qk_columns", "pitch_qk"}, {"dv", "value_columns", "pitch_v"}} do
-//@ local name, columns, pitch = row[1], row[2], row[3]
-//@ if through_shared then
-// ${name} += a b: a [keys][tile_q] from shared memory, b tile_q rows.
-static __device__ __forceinline__ void accumulate_${name}(float (&sum)[key_tiles][${columns}][4], unsigned a_rows, unsigned b_rows) {
-//@ else
-// ${name} += a b: a [keys][tile_q] in the layout of an accumulator, b tile_q rows.
-static __device__ __forceinline__ void accumulate_${name}(float (&sum)[key_tiles][${columns}][4],
-                                                 const float (&s)[key_tiles][query_columns][4], unsigned b_rows) {
 //@ end
-#pragma unroll
-    for (int step = 0; step < tile_q / 16; ++step) {
-        unsigned a[key_tiles][4];
-#pragma unroll
-//@ if through_shared then
-        for (int i = 0; i < key_tiles; ++i) load_fragments(a[i], a_rows + 2 * (16 * i * pitch_ds + 16 * step));
-//@ else
-        for (int i = 0; i < key_tiles; ++i) pack_a(a[i], s[i][2 * step], s[i][2 * step + 1]);
-//@ end
-#pragma unroll
-        for (int j = 0; j < ${columns}; j += 2) {
-            unsigned b[4];
-            load_transposed(b, b_rows + 2 * (16 * step * ${pitch} + 8 * j));
-#pragma unroll
-            for (int i = 0; i < key_tiles; ++i) {
-                mma(sum[i][j], a[i], b[0], b[1]);
-                mma(sum[i][j + 1], a[i], b[2], b[3]);
-            }
-        }
-    }
-}
+// S^T += K Q^T, the warp's keys
+//@ part("product", {name = "add_kq", tiles = "key_tiles", columns = "query_columns", steps = c.depth_qk // 16,
+//@                  a = "rows", a_pitch = "pitch_qk", b = "rows", b_pitch = "pitch_qk"})
+
+// dP^T += V dO^T
+//@ part("product", {name = "add_vdo", tiles = "key_tiles", columns = "query_columns", steps = c.depth_v // 16,
+//@                  a = "rows", a_pitch = "pitch_v", b = "rows", b_pitch = "pitch_v"})
+
+//@ local a_kind = through_shared and "rows" or "registers"
+// dV += P^T dO
+//@ part("product", {name = "add_pdo", tiles = "key_tiles", columns = "value_columns", steps = c.tile_q // 16,
+//@                  a = a_kind, a_pitch = "pitch_ds", a_columns = "query_columns", b = "columns", b_pitch = "pitch_v"})
+
+// dK += dS^T Q
+//@ part("product", {name = "add_dsq", tiles = "key_tiles", columns = "qk_columns", steps = c.tile_q // 16,
+//@                  a = a_kind, a_pitch = "pitch_ds", a_columns = "query_columns", b = "columns", b_pitch = "pitch_qk"})
+
+//@ if not deterministic then
+// dQ = dS K
+//@ part("product", {name = "add_dsk", tiles = "query_tiles", columns = "dq_columns", steps = c.tile_k // 16,
+//@                  a = "columns", a_pitch = "pitch_ds", b = "columns", b_pitch = "pitch_qk"})
 
 //@ end
 //@ if through_shared or not deterministic then
@@ -122,6 +95,15 @@ static __device__ __forceinline__ void mark_spoilt(unsigned *queries, const Nonf
             }
 }
 
+// NaN where a marked query meets a column with a value that is not finite; c starts at (row, column).
+static __device__ __forceinline__ void spoil(float (&c)[4], const unsigned *queries, const unsigned *columns, int row, int column) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+        if (has_bit(queries, row + lane / 4 + e / 2 * 8) && has_bit(columns, column + lane % 4 * 2 + e % 2)) c[e] = __int_as_float(0x7fffffff);
+    }
+}
+
 //@ end
 extern "C" __global__ void __launch_bounds__(threads, ${k.blocks_per_sm}) ${symbol}(const __grid_constant__ LoomArgs args) {
     extern __shared__ __align__(128) unsigned char shared[];
@@ -142,10 +124,8 @@ extern "C" __global__ void __launch_bounds__(threads, ${k.blocks_per_sm}) ${symb
 //@ end
     const int first_key = work.tile * tile_k;
     const int head_end = work.head + args.group;
-    load_qk_rows(smem + smem_k, args.k + work.batch * args.k_stride_batch + work.head_kv * args.k_stride_head,
-                 args.k_stride_seq, tile_k, first_key, work.seq_k);
-    load_v_rows(smem + smem_v, args.v + work.batch * args.v_stride_batch + work.head_kv * args.v_stride_head,
-                args.v_stride_seq, tile_k, first_key, work.seq_k);
+    load_keys(smem + smem_k, &args, &work, first_key);
+    load_values(smem + smem_v, &args, &work, first_key);
 
     // What is loaded runs one step ahead of what is computed: a head of the group and a tile of its queries.
     Work ahead = work;
@@ -179,15 +159,8 @@ extern "C" __global__ void __launch_bounds__(threads, ${k.blocks_per_sm}) ${symb
     if (ahead.head < head_end) load_ahead();
 
     float dk[key_tiles][qk_columns][4], dv[key_tiles][value_columns][4];  // [key, column]
-#pragma unroll
-    for (int i = 0; i < key_tiles; ++i)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-#pragma unroll
-            for (int j = 0; j < qk_columns; ++j) dk[i][j][e] = 0;
-#pragma unroll
-            for (int j = 0; j < value_columns; ++j) dv[i][j][e] = 0;
-        }
+    clear(dk);
+    clear(dv);
     const unsigned k_lane = smem + smem_k + 2 * (16 * key_tiles * key_warp * pitch_qk) + rows_first(pitch_qk);
     const unsigned v_lane = smem + smem_v + 2 * (16 * key_tiles * key_warp * pitch_v) + rows_first(pitch_v);
 //@ if through_shared then
@@ -233,7 +206,8 @@ extern "C" __global__ void __launch_bounds__(threads, ${k.blocks_per_sm}) ${symb
 
         // [2] S^T = K Q^T
         float p[key_tiles][query_columns][4];  // [key, query]: S^T, then P^T
-        multiply_transposed(p, k_lane, q + 2 * (first_query * pitch_qk) + columns_first(pitch_qk), depth_qk, pitch_qk);
+        clear(p);
+        add_kq(p, k_lane, q + 2 * (first_query * pitch_qk) + columns_first(pitch_qk));
 
         // [3] P^T
 //@ if has_score then
@@ -279,12 +253,13 @@ extern "C" __global__ void __launch_bounds__(threads, ${k.blocks_per_sm}) ${symb
 //@ if through_shared then
         store_tile(smem + smem_p + tile_lane, p);
 //@ else
-        accumulate_dv(dv, p, dout + rows_first(pitch_v));
+        add_pdo(dv, p, dout + rows_first(pitch_v));
 //@ end
 
         // [4] dP^T = V dO^T, dS^T
         float ds[key_tiles][query_columns][4];  // [key, query]: dP^T, then dS^T
-        multiply_transposed(ds, v_lane, dout + 2 * (first_query * pitch_v) + columns_first(pitch_v), depth_v, pitch_v);
+        clear(ds);
+        add_vdo(ds, v_lane, dout + 2 * (first_query * pitch_v) + columns_first(pitch_v));
 #pragma unroll
         for (int j = 0; j < query_columns; ++j) {
             const float2 delta = *(const float2 *)(stats + tile_q + query + 8 * j);
@@ -317,10 +292,10 @@ extern "C" __global__ void __launch_bounds__(threads, ${k.blocks_per_sm}) ${symb
 //@ if through_shared then
         __syncthreads();  // P^T and dS^T are whole
         const unsigned a_lane = 2 * (16 * key_tiles * key_warp * pitch_ds) + rows_first(pitch_ds);
-        accumulate_dv(dv, smem + smem_p + a_lane, dout + 2 * (8 * value_columns * part) + rows_first(pitch_v));
-        accumulate_dk(dk, smem + smem_ds + a_lane, q + 2 * (8 * qk_columns * part) + rows_first(pitch_qk));
+        add_pdo(dv, smem + smem_p + a_lane, dout + 2 * (8 * value_columns * part) + rows_first(pitch_v));
+        add_dsq(dk, smem + smem_ds + a_lane, q + 2 * (8 * qk_columns * part) + rows_first(pitch_qk));
 //@ else
-        accumulate_dk(dk, ds, q + rows_first(pitch_qk));
+        add_dsq(dk, ds, q + rows_first(pitch_qk));
 //@ end
 //@ if not deterministic then
 
@@ -332,56 +307,50 @@ extern "C" __global__ void __launch_bounds__(threads, ${k.blocks_per_sm}) ${symb
             const int query_warp = warp % query_warps, dq_part = warp / query_warps;
             const unsigned ds_lane = smem + smem_ds + 2 * (16 * query_tiles * query_warp) + columns_first(pitch_ds);
             const unsigned k_columns = smem + smem_k + 2 * (8 * dq_columns * dq_part) + rows_first(pitch_qk);
-            float *sum = args.dq_sum + (((long long)work.batch * args.heads_q + work.head) * work.seq_q + first_row) * dim_qk;
-            const auto add_dq = [&](float (&dq)[4], int i, int j) {  // an 8-column group of row tile i
-                const int row = 16 * (query_tiles * query_warp + i) + lane / 4, column = 8 * (dq_columns * dq_part + j) + lane % 4 * 2;
-//@ if c.dim_qk ~= 8 * c.dq_columns * (c.warps // c.query_warps) then
-                if (column >= dim_qk) return;
+            float *sum = args.dq_sum + (((long long)work.batch * args.heads_q + work.head) * work.seq_q + first_row) * depth_qk;
+            const auto add_dq = [&](const float (&left)[4], const float (&right)[4], int i, int j) {  // 16 columns of row tile i
+                const int row = 16 * (query_tiles * query_warp + i) + lane / 4, column = 8 * (dq_columns * dq_part + j);
+//@ if c.depth_qk ~= 8 * c.dq_columns * (c.warps // c.query_warps) then
+                if (column >= depth_qk) return;
 //@ end
-//@ if has_mask then
-                if (careful && !full) {
-#pragma unroll
-                    for (int e = 0; e < 4; ++e) {
-                        if (has_bit(spoilt_queries, row + e / 2 * 8) && has_bit(nonfinite->columns, column + e % 2)) dq[e] = __int_as_float(0x7fffffff);
-                    }
-                }
-//@ end
-                if (first_row + row < work.seq_q) add_pair(sum + row * dim_qk + column, dq[0], dq[1]);
-                if (first_row + row + 8 < work.seq_q) add_pair(sum + (row + 8) * dim_qk + column, dq[2], dq[3]);
+                float *to = sum + row * depth_qk + column + 4 * (lane % 4);
+                if (first_row + row < work.seq_q) add_four(to, left[0], left[1], right[0], right[1]);
+                if (first_row + row + 8 < work.seq_q) add_four(to + 8 * depth_qk, left[2], left[3], right[2], right[3]);
             };
-            float dq[query_tiles][dq_columns][4];  // [query, column]
-#pragma unroll
-            for (int i = 0; i < query_tiles; ++i)
-#pragma unroll
-                for (int j = 0; j < dq_columns; ++j)
-#pragma unroll
-                    for (int e = 0; e < 4; ++e) dq[i][j][e] = 0;
-#pragma unroll
-            for (int step = 0; step < tile_k / 16; ++step) {
-                unsigned a[query_tiles][4];
-#pragma unroll
-                for (int i = 0; i < query_tiles; ++i) load_transposed(a[i], ds_lane + 2 * (16 * step * pitch_ds + 16 * i));
-#pragma unroll
-                for (int j = 0; j < dq_columns; j += 2) {
-                    unsigned b[4];
-                    load_transposed(b, k_columns + 2 * (16 * step * pitch_qk + 8 * j));
 //@ if has_mask then
-                    if (careful && !full) {
+            if (careful && !full) {
+                for (int i = 0; i < query_tiles; ++i)
+                    for (int j = 0; j < dq_columns; j += 2) {
+                        float left[4] = {0, 0, 0, 0}, right[4] = {0, 0, 0, 0};
+                        for (int step = 0; step < tile_k / 16; ++step) {
+                            unsigned a[4], b[4];
+                            load_transposed(a, ds_lane + 2 * (16 * step * pitch_ds + 16 * i));
+                            load_transposed(b, k_columns + 2 * (16 * step * pitch_qk + 8 * j));
 #pragma unroll
-                        for (int e = 0; e < 4; ++e) b[e] &= ~nonfinite_halves(b[e]);
+                            for (int e = 0; e < 4; ++e) b[e] &= ~nonfinite_halves(b[e]);
+                            mma(left, a, b[0], b[1]);
+                            mma(right, a, b[2], b[3]);
+                        }
+                        spoil(left, spoilt_queries, nonfinite->columns, 16 * (query_tiles * query_warp + i), 8 * (dq_columns * dq_part + j));
+                        spoil(right, spoilt_queries, nonfinite->columns, 16 * (query_tiles * query_warp + i), 8 * (dq_columns * dq_part + j + 1));
+                        add_dq(left, right, i, j);
                     }
+            } else
 //@ end
+            {
+                float dq[query_tiles][dq_columns][4];  // [query, column]
 #pragma unroll
-                    for (int i = 0; i < query_tiles; ++i) {
-                        mma(dq[i][j], a[i], b[0], b[1]);
-                        mma(dq[i][j + 1], a[i], b[2], b[3]);
-                    }
-                }
+                for (int i = 0; i < query_tiles; ++i)
+#pragma unroll
+                    for (int j = 0; j < dq_columns; ++j)
+#pragma unroll
+                        for (int e = 0; e < 4; ++e) dq[i][j][e] = 0;
+                add_dsk(dq, ds_lane, k_columns);
+#pragma unroll
+                for (int i = 0; i < query_tiles; ++i)
+#pragma unroll
+                    for (int j = 0; j < dq_columns; j += 2) add_dq(dq[i][j], dq[i][j + 1], i, j);
             }
-#pragma unroll
-            for (int i = 0; i < query_tiles; ++i)
-#pragma unroll
-                for (int j = 0; j < dq_columns; ++j) add_dq(dq[i][j], i, j);
         }
 //@ end
 //@ if c.stages == 1 then

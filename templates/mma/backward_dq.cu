@@ -21,6 +21,8 @@ constexpr float log2_e = 1.44269504f;
 
 //@ part("rows", {name = "v", dim = "dim_v", depth = "depth_v", pitch = "pitch_v"})
 
+//@ part("kv_tile")
+
 //@ part("mma")
 
 //@ if has_mask then
@@ -31,26 +33,23 @@ constexpr float log2_e = 1.44269504f;
 
 //@ part("pack_a")
 
-// s = a b^T: a 16 rows, b tile_k rows, both `depth` wide.
-static __device__ __forceinline__ void multiply_transposed(float (&s)[key_columns][4], unsigned a_rows, unsigned b_rows,
-                                                  int depth, int pitch) {
-#pragma unroll
-    for (int j = 0; j < key_columns; ++j)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) s[j][e] = 0;
-#pragma unroll
-    for (int step = 0; step < depth / 16; ++step) {
-        unsigned a[4];
-        load_fragments(a, a_rows + 32 * step);
-#pragma unroll
-        for (int j = 0; j < key_columns; j += 2) {
-            unsigned b[4];
-            load_fragments(b, b_rows + 2 * (8 * j * pitch + 16 * step));
-            mma(s[j], a, b[0], b[1]);
-            mma(s[j + 1], a, b[2], b[3]);
-        }
-    }
-}
+//@ part("clear", {tiles = 1, columns = "key_columns"})
+//@ if c.key_columns ~= c.qk_columns then
+
+//@ part("clear", {tiles = 1, columns = "qk_columns"})
+//@ end
+
+// S += Q K^T
+//@ part("product", {name = "add_qk", tiles = 1, columns = "key_columns", steps = c.depth_qk // 16,
+//@                  a = "rows", a_pitch = "pitch_qk", b = "rows", b_pitch = "pitch_qk"})
+
+// dP += dO V^T
+//@ part("product", {name = "add_dov", tiles = 1, columns = "key_columns", steps = c.depth_v // 16,
+//@                  a = "rows", a_pitch = "pitch_v", b = "rows", b_pitch = "pitch_v"})
+
+// dQ += dS K
+//@ part("product", {name = "add_dsk", tiles = 1, columns = "qk_columns", steps = c.tile_k // 16,
+//@                  a = "registers", a_columns = "key_columns", b = "columns", b_pitch = "pitch_qk"})
 
 extern "C" __global__ void __launch_bounds__(threads) ${symbol}(const __grid_constant__ LoomArgs args) {
     extern __shared__ __align__(128) unsigned char shared[];
@@ -64,8 +63,6 @@ extern "C" __global__ void __launch_bounds__(threads) ${symbol}(const __grid_con
     const Work work = work_of(&args, blockIdx.x);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int first_row = work.tile * tile_q;
-    const unsigned short *keys = args.k + work.batch * args.k_stride_batch + work.head_kv * args.k_stride_head;
-    const unsigned short *values = args.v + work.batch * args.v_stride_batch + work.head_kv * args.v_stride_head;
     Walk walk = walk_begin(&args, &work);
     bool full;
     int tile = walk_next(&args, &work, &walk, 0, &full);
@@ -73,7 +70,7 @@ extern "C" __global__ void __launch_bounds__(threads) ${symbol}(const __grid_con
                  args.q_stride_seq, tile_q, first_row, work.seq_q);
     load_v_rows(smem + smem_dout, args.dout + work.batch * args.dout_stride_batch + work.head * args.dout_stride_head,
                 args.dout_stride_seq, tile_q, first_row, work.seq_q);
-    if (tile < walk.end) load_qk_rows(smem + smem_k, keys, args.k_stride_seq, tile_k, tile * tile_k, work.seq_k);
+    if (tile < walk.end) load_keys(smem + smem_k, &args, &work, tile * tile_k);
 
     const int row_0 = first_row + 16 * warp + lane / 4;  // this thread's rows: row_0, row_0 + 8
     float lse[2], delta[2];
@@ -92,23 +89,22 @@ extern "C" __global__ void __launch_bounds__(threads) ${symbol}(const __grid_con
     const unsigned v_lane = smem + smem_v + columns_first(pitch_v);
     const unsigned k_columns = smem + smem_k + rows_first(pitch_qk);
     float dq[1][qk_columns][4];  // [row, column]
-#pragma unroll
-    for (int j = 0; j < qk_columns; ++j)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) dq[0][j][e] = 0;
+    clear(dq);
 
     while (tile < walk.end) {
-        load_v_rows(smem + smem_v, values, args.v_stride_seq, tile_k, tile * tile_k, work.seq_k);
+        load_values(smem + smem_v, &args, &work, tile * tile_k);
         copies_wait();
         __syncthreads();  // k and v are here
 
         // [2] S = Q K^T
-        float p[key_columns][4];  // [row, key]: S, then P
-        multiply_transposed(p, q_lane, k_lane, depth_qk, pitch_qk);
+        float p[1][key_columns][4];  // [row, key]: S, then P
+        clear(p);
+        add_qk(p, q_lane, k_lane);
 
         // [3] dP = dO V^T
         float ds[1][key_columns][4];  // [row, key]: dP, then dS
-        multiply_transposed(ds[0], dout_lane, v_lane, depth_v, pitch_v);
+        clear(ds);
+        add_dov(ds, dout_lane, v_lane);
 
         // [4] P, dS
 #pragma unroll
@@ -116,7 +112,7 @@ extern "C" __global__ void __launch_bounds__(threads) ${symbol}(const __grid_con
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
                 const int column = tile * tile_k + 8 * j + lane % 4 * 2 + e % 2;
-                float x = p[j][e] * args.scale;
+                float x = p[0][j][e] * args.scale;
 //@ if has_score then
                 const int at_q = work.q_start + row_0 + e / 2 * 8, at_k = work.k_start + column;
                 const float slope = score_slope(&args, &work, at_q, at_k, x);
@@ -144,21 +140,10 @@ extern "C" __global__ void __launch_bounds__(threads) ${symbol}(const __grid_con
             clear_nonfinite(smem + smem_k, tile_k, pitch_qk, depth_qk);
         }
 //@ end
-#pragma unroll
-        for (int step = 0; step < tile_k / 16; ++step) {
-            unsigned a[4];
-            pack_a(a, ds[0][2 * step], ds[0][2 * step + 1]);
-#pragma unroll
-            for (int j = 0; j < qk_columns; j += 2) {
-                unsigned b[4];
-                load_transposed(b, k_columns + 2 * (16 * step * pitch_qk + 8 * j));
-                mma(dq[0][j], a, b[0], b[1]);
-                mma(dq[0][j + 1], a, b[2], b[3]);
-            }
-        }
+        add_dsk(dq, ds, k_columns);
         __syncthreads();  // all warps are done with k and v
         tile = walk_next(&args, &work, &walk, tile + 1, &full);
-        if (tile < walk.end) load_qk_rows(smem + smem_k, keys, args.k_stride_seq, tile_k, tile * tile_k, work.seq_k);
+        if (tile < walk.end) load_keys(smem + smem_k, &args, &work, tile * tile_k);
     }
 
     // [6] store dQ

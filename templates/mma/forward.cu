@@ -23,6 +23,8 @@ constexpr float slack = 8;  // a row's reference may lie this far (in powers of 
 
 //@ part("rows", {name = "v", dim = "dim_v", depth = "depth_v", pitch = "pitch_v"})
 
+//@ part("kv_tile")
+
 //@ part("mma")
 
 //@ if has_mask then
@@ -31,54 +33,21 @@ constexpr float slack = 8;  // a row's reference may lie this far (in powers of 
 //@ end
 //@ part("store")
 
-// s = q k^T for the warp's rows.
-static __device__ __forceinline__ void multiply_qk(float (&s)[row_tiles][key_columns][4], unsigned q, unsigned k) {
-#pragma unroll
-    for (int i = 0; i < row_tiles; ++i)
-#pragma unroll
-        for (int j = 0; j < key_columns; ++j)
-#pragma unroll
-            for (int e = 0; e < 4; ++e) s[i][j][e] = 0;
-#pragma unroll
-    for (int step = 0; step < depth_qk / 16; ++step) {
-        unsigned a[row_tiles][4];
-#pragma unroll
-        for (int i = 0; i < row_tiles; ++i) load_fragments(a[i], q + 2 * (16 * i * pitch_qk + 16 * step));
-#pragma unroll
-        for (int j = 0; j < key_columns; j += 2) {
-            unsigned b[4];
-            load_fragments(b, k + 2 * (8 * j * pitch_qk + 16 * step));
-#pragma unroll
-            for (int i = 0; i < row_tiles; ++i) {
-                mma(s[i][j], a[i], b[0], b[1]);
-                mma(s[i][j + 1], a[i], b[2], b[3]);
-            }
-        }
-    }
-}
-
 //@ part("pack_a")
 
-// o += p v
-static __device__ __forceinline__ void multiply_pv(float (&o)[row_tiles][value_columns][4],
-                                          const float (&p)[row_tiles][key_columns][4], unsigned v) {
-#pragma unroll
-    for (int step = 0; step < tile_k / 16; ++step) {
-        unsigned a[row_tiles][4];
-#pragma unroll
-        for (int i = 0; i < row_tiles; ++i) pack_a(a[i], p[i][2 * step], p[i][2 * step + 1]);
-#pragma unroll
-        for (int j = 0; j < value_columns; j += 2) {
-            unsigned b[4];
-            load_transposed(b, v + 2 * (16 * step * pitch_v + 8 * j));
-#pragma unroll
-            for (int i = 0; i < row_tiles; ++i) {
-                mma(o[i][j], a[i], b[0], b[1]);
-                mma(o[i][j + 1], a[i], b[2], b[3]);
-            }
-        }
-    }
-}
+//@ part("clear", {tiles = "row_tiles", columns = "key_columns"})
+//@ if c.key_columns ~= c.value_columns then
+
+//@ part("clear", {tiles = "row_tiles", columns = "value_columns"})
+//@ end
+
+// S += Q K^T, the warp's rows of queries
+//@ part("product", {name = "add_qk", tiles = "row_tiles", columns = "key_columns", steps = c.depth_qk // 16,
+//@                  a = "rows", a_pitch = "pitch_qk", b = "rows", b_pitch = "pitch_qk"})
+
+// O += P V
+//@ part("product", {name = "add_pv", tiles = "row_tiles", columns = "value_columns", steps = c.tile_k // 16,
+//@                  a = "registers", a_columns = "key_columns", b = "columns", b_pitch = "pitch_v"})
 
 // log2 x of the special function unit: absolute error 2^-22.
 static __device__ __forceinline__ float log2_approx(float x) {
@@ -99,14 +68,12 @@ extern "C" __global__ void __launch_bounds__(threads, ${k.blocks_per_sm}) ${symb
     const Work work = work_of(&args, blockIdx.x);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int first_row = work.tile * tile_q;
-    const unsigned short *keys = args.k + work.batch * args.k_stride_batch + work.head_kv * args.k_stride_head;
-    const unsigned short *values = args.v + work.batch * args.v_stride_batch + work.head_kv * args.v_stride_head;
     Walk walk = walk_begin(&args, &work);
     bool full;
     int tile = walk_next(&args, &work, &walk, 0, &full);
     load_qk_rows(smem + smem_q, args.q + work.batch * args.q_stride_batch + work.head * args.q_stride_head,
                  args.q_stride_seq, tile_q, first_row, work.seq_q);
-    if (tile < walk.end) load_qk_rows(smem + smem_k, keys, args.k_stride_seq, tile_k, tile * tile_k, work.seq_k);
+    if (tile < walk.end) load_keys(smem + smem_k, &args, &work, tile * tile_k);
 
     const unsigned q_lane = smem + smem_q + 2 * (16 * row_tiles * warp * pitch_qk) + rows_first(pitch_qk);
     const unsigned k_lane = smem + smem_k + columns_first(pitch_qk);
@@ -120,12 +87,9 @@ extern "C" __global__ void __launch_bounds__(threads, ${k.blocks_per_sm}) ${symb
     float o[row_tiles][value_columns][4];  // sum of p v, [row, value]
     float reference[row_tiles][2];         // what P's exponents are relative to
     float sum[row_tiles][2];               // this thread's part of the row's sum of P
+    clear(o);
 #pragma unroll
     for (int i = 0; i < row_tiles; ++i) {
-#pragma unroll
-        for (int j = 0; j < value_columns; ++j)
-#pragma unroll
-            for (int e = 0; e < 4; ++e) o[i][j][e] = 0;
         reference[i][0] = reference[i][1] = __int_as_float(0xff800000);
         sum[i][0] = sum[i][1] = 0;
     }
@@ -134,9 +98,10 @@ extern "C" __global__ void __launch_bounds__(threads, ${k.blocks_per_sm}) ${symb
         // [2] S = Q K^T
         copies_wait();
         __syncthreads();  // k is here; all warps are done with the last v
-        load_v_rows(smem + smem_v, values, args.v_stride_seq, tile_k, tile * tile_k, work.seq_k);
+        load_values(smem + smem_v, &args, &work, tile * tile_k);
         float s[row_tiles][key_columns][4];  // [row, key]: S, then P
-        multiply_qk(s, q_lane, k_lane);
+        clear(s);
+        add_qk(s, q_lane, k_lane);
 
         // [3] score and mask
 //@ if has_score then
@@ -216,14 +181,14 @@ extern "C" __global__ void __launch_bounds__(threads, ${k.blocks_per_sm}) ${symb
         const bool whole = full;
 //@ end
         tile = walk_next(&args, &work, &walk, tile + 1, &full);
-        if (tile < walk.end) load_qk_rows(smem + smem_k, keys, args.k_stride_seq, tile_k, tile * tile_k, work.seq_k);
+        if (tile < walk.end) load_keys(smem + smem_k, &args, &work, tile * tile_k);
 //@ if has_mask then
         if (!whole && find_nonfinite(nonfinite, smem + smem_v, tile_k, pitch_v, depth_v)) {
             spoil_rows(o, s, nonfinite);
             clear_nonfinite(smem + smem_v, tile_k, pitch_v, depth_v);
         }
 //@ end
-        multiply_pv(o, s, v_lane);
+        add_pv(o, s, v_lane);
     }
 
     // [6] store O and LSE

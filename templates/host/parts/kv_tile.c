@@ -8,7 +8,7 @@ static void load_${what}(const LoomArgs *args, const Work *work, int first, int 
     load_columns(from, args->${tensor}_stride_seq, count, ${dim}, tile_k, tile);
 }
 //@     else
-// ${what} [first, first + count) of the work's sequence as f32 [tile_k][${dim}]. Returns whether all of it is finite.
+// ${what} [first, first + count) of the work's sequence as f32 [tile_k][${dim}]. Returns whether all is finite.
 static bool load_${what}(const LoomArgs *args, const Work *work, int first, int count, float *tile) {
     const Element *from = args->${tensor} + work->batch * args->${tensor}_stride_batch +
                           work->head_kv * args->${tensor}_stride_head + first * args->${tensor}_stride_seq;

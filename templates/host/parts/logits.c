@@ -5,16 +5,21 @@
 // s = mask(score(scale * s)) of a tile whose rows are ${lanes == "queries" and "keys" or "queries"} and whose columns are ${lanes}. Masked: -inf.
 //@ if slope then
 // slope = d(score)/d(scale * s)
-static void logits(const LoomArgs *args, const Work *work, int q_first, int num_q, int k_first, int num_k, bool full,
-                   float *s, float *restrict slope) {
+static void logits(const LoomArgs *args, const Work *work, int q_first, int num_q, int k_first, int num_k,
+                   bool full, float *s, float *restrict slope) {
 //@ else
-static void logits(const LoomArgs *args, const Work *work, int q_first, int num_q, int k_first, int num_k, bool full,
-                   float *s) {
+static void logits(const LoomArgs *args, const Work *work, int q_first, int num_q, int k_first, int num_k,
+                   bool full, float *s) {
 //@ end
 //@ if has_mask or has_score then
     const int q_lo = work->q_start + q_first, k_lo = work->k_start + k_first;
 //@ else
-    (void)work, (void)q_first, (void)k_first, (void)full;
+    (void)work;
+    (void)q_first;
+    (void)k_first;
+//@ end
+//@ if not has_mask then
+    (void)full;
 //@ end
     const float scale = args->scale;
     for (int ${outer} = 0; ${outer} < num_${outer}; ++${outer}) {
@@ -35,7 +40,4 @@ static void logits(const LoomArgs *args, const Work *work, int q_first, int num_
         }
 //@ end
     }
-//@ if has_score and not has_mask then
-    (void)full;
-//@ end
 }

@@ -1,10 +1,10 @@
 //@ local sizes = {16}
 //@ for _, n in ipairs(widths) do if n % 16 == 8 then sizes[2] = 8 end end
 //@ for _, width in ipairs(sizes) do
-// c[${c.block_rows}][${width}] += a b over `depth`; a[row][step] lies at row * a_row + step * a_step. The sum of every element runs in
-// the order of the steps, whatever its place in the block: its bits depend on its own row and column alone.
-static inline void add_block_${width}(const float *a, int a_row, int a_step, const float *b, int b_pitch, int depth,
-                                float *c, int c_pitch) {
+// c[${c.block_rows}][${width}] += a b over `depth`; a[row][step] lies at row * a_row + step * a_step. The sum of an element runs
+// in the order of the steps, whatever its place in the block: its bits depend on its own row and column alone.
+static inline void add_block_${width}(const float *a, int a_row, int a_step, const float *b, int b_pitch,
+                                int depth, float *c, int c_pitch) {
 //@     for r = 0, c.block_rows - 1 do
     float sum_${r}[${width}];
 //@     end
@@ -33,7 +33,8 @@ static inline void add_block_${width}(const float *a, int a_row, int a_step, con
 
 //@ end
 // c[rows][pitch] = a[rows][depth] b[depth][pitch], of which the first `lanes` columns are wanted.
-static inline void multiply(const float *a, const float *b, int depth, int rows, int lanes, int pitch, float *c) {
+static inline void multiply(const float *a, const float *b, int depth, int rows, int lanes, int pitch,
+                            float *c) {
     for (int i = 0; i < (rows + block_rows - 1) / block_rows * block_rows * pitch; ++i) c[i] = 0;
     for (int lane = 0; lane < lanes; lane += block_lanes) {
         for (int row = 0; row < rows; row += block_rows) {
@@ -43,7 +44,8 @@ static inline void multiply(const float *a, const float *b, int depth, int rows,
 }
 
 // c[rows][width] += a^T b with a[depth][pitch] and b[depth][width].
-static inline void accumulate(const float *a, int pitch, const float *b, int depth, int rows, int width, float *c) {
+static inline void accumulate(const float *a, int pitch, const float *b, int depth, int rows, int width,
+                              float *c) {
     for (int row = 0; row < rows; row += block_rows) {
         for (int x = 0; x + 16 <= width; x += 16) {
             add_block_16(a + row, 1, pitch, b + x, width, depth, c + row * width + x, width);
@@ -57,10 +59,10 @@ static inline void accumulate(const float *a, int pitch, const float *b, int dep
     }
 }
 
-// The same where b may hold inf or NaN: steps with p[step][row] = 0, keys and queries that do not see each other, are
-// left out. A product would give 0 * inf = NaN.
-static inline void accumulate_seen(const float *p, const float *a, int pitch, const float *b, int depth, int rows,
-                                   int width, float *c) {
+// The same where b may hold inf or NaN: steps with p[step][row] = 0, keys and queries that do not see each
+// other, are left out. A product would give 0 * inf = NaN.
+static inline void accumulate_seen(const float *p, const float *a, int pitch, const float *b, int depth,
+                                   int rows, int width, float *c) {
     for (int step = 0; step < depth; ++step) {
         for (int row = 0; row < rows; ++row) {
             if (p[step * pitch + row] == 0) continue;

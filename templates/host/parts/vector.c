@@ -1,8 +1,9 @@
+//@ local only_reads = k.name == "backward_delta"
 //@ local element = dtype == "fp32" and "float" or "unsigned short"
 typedef ${element} Element;  // storage of ${dtype}
 
-// a * b + c, in one step where the processor has one. The compiler may not contract by itself, so that masks mean the
-// same in every kernel.
+// a * b + c, in one step where the processor has one. The compiler may not contract by itself, so that masks
+// mean the same in every kernel.
 static inline float fused(float a, float b, float c) {
 #if defined(FP_FAST_FMAF) || defined(__FMA__)
     return __builtin_fmaf(a, b, c);
@@ -10,21 +11,25 @@ static inline float fused(float a, float b, float c) {
     return a * b + c;
 #endif
 }
+//@ if not only_reads or dtype == "fp16" then
 
 static inline uint32_t bits_of(float x) {
     uint32_t bits;
     memcpy(&bits, &x, sizeof bits);
     return bits;
 }
+//@ end
+//@ if not only_reads or dtype ~= "fp32" then
 
 static inline float float_of(uint32_t bits) {
     float x;
     memcpy(&x, &bits, sizeof x);
     return x;
 }
-//@ if k.name ~= "backward_delta" then
+//@ end
+//@ if not only_reads then
 
-// e^x within 1.5 units in the last place; 0 below -86.9, where e^x nears the least normal number. NaN stays NaN.
+// e^x within 1.5 units in the last place; 0 below -86.9, where e^x nears the least normal number. NaN stays.
 static inline float exp_approx(float x) {
     const float shift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer in the low bits
     const float shifted = fused(x, 1.44269504f, shift);
@@ -54,7 +59,7 @@ static inline float to_float(Element x) {
     return float_of((magnitude >= 0x0f800000u ? magnitude | 0x7f800000u : finite) | (x & 0x8000u) << 16);
 //@ end
 }
-//@ if k.name ~= "backward_delta" then
+//@ if not only_reads then
 
 // Rounds to nearest, ties to even.
 static inline Element from_float(float x) {
@@ -84,7 +89,7 @@ static inline bool is_finite_row(const float *row, int dim) {
     return largest < 0x7f800000u;
 }
 
-// Rows of a tensor as f32 [rows][dim], zeros in the rest of the last ${c.block_rows}. Returns whether all of it is finite.
+// Rows of a tensor as f32 [rows][dim], zeros in the rest of the last ${c.block_rows}. Returns whether all is finite.
 static inline bool load_rows(const Element *from, long long stride, int rows, int dim, float *tile) {
     bool finite = true;
     for (int r = 0; r < rows; ++r) {
@@ -102,8 +107,8 @@ static inline void load_columns(const Element *from, long long stride, int rows,
     }
 }
 
-// Writes a row as scale * row / divisor. Adding 0 turns -0 into 0: a tile in which the row sees nothing may or may not
-// have been added, and must not show.
+// Writes a row as scale * row / divisor. Adding 0 turns -0 into 0: a tile in which the row sees nothing may or
+// may not have been added, and must not show.
 static inline void store_row(Element *to, const float *row, int dim, float scale, float divisor) {
     for (int x = 0; x < dim; ++x) to[x] = from_float(row[x] * scale / divisor + 0.0f);
 }

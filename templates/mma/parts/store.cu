@@ -15,13 +15,15 @@ static __device__ __forceinline__ void store_shared(unsigned smem, unsigned valu
 }
 //@ if not deterministic then
 
-// Adds to two neighbouring f32 in global memory.
-static __device__ __forceinline__ void add_pair(float *to, float first, float second) {
+// Adds to four neighbouring f32 in global memory.
+static __device__ __forceinline__ void add_four(float *to, float x, float y, float z, float w) {
 //@ if arch.vector_red then
-    asm volatile("red.global.add.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(first), "f"(second) : "memory");
+    asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(x), "f"(y), "f"(z), "f"(w) : "memory");
 //@ else
-    atomicAdd(to, first);
-    atomicAdd(to + 1, second);
+    atomicAdd(to, x);
+    atomicAdd(to + 1, y);
+    atomicAdd(to + 2, z);
+    atomicAdd(to + 3, w);
 //@ end
 }
 //@ end

@@ -1,0 +1,64 @@
+/* cache.h - compiled kernels on disk, one folder each.
+ *
+ *   <cache>/<name>-<digest of key>/kernel.cu|kernel.c   the source
+ *                                  kernel.cubin|kernel.so
+ *                                  meta.txt             digests, sizes, facts, and the whole key
+ *                                  certificate.txt      where one was stored
+ *
+ * A folder appears by one rename of a complete, synced staging folder, so readers need no lock and a killed
+ * process blocks nobody. Damage is a miss: the folder is removed, a warning is given once, and the kernel is
+ * built again. Nothing here fails a plan: where the disk does not serve, kernels stay in memory. Called by
+ * plan.c, the command line.
+ */
+#ifndef LOOM_CACHE_H
+#define LOOM_CACHE_H
+
+#include "common.h"
+
+/* Chooses the folder; `dir` as in loom_options. Called by loom_context_create. */
+loom_status loom__cache_open(loom_context *context, const char *dir, loom_error *error);
+
+typedef struct loom__entry {
+    const char *source;
+    const void *binary;
+    size_t binary_bytes;
+    const char *compiler;    /* "nvrtc 13.0" */
+    const char *certificate; /* "" if none */
+    int32_t registers, spill_bytes, threads;
+    double seconds;   /* of the compile */
+    const char *path; /* folder, "" if not on disk */
+    bool host;        /* names of the files */
+} loom__entry;
+
+/* True: *entry is filled, its texts in the arena. False: not there, or damaged and removed. */
+bool loom__cache_load(loom_context *context, const char *name, const char *key, bool host, loom__arena *arena,
+                      loom__entry *entry);
+/* Publishes an entry and sets entry->path. A loser of the race leaves the winner's folder and keeps its own
+ * bytes. */
+void loom__cache_store(loom_context *context, const char *name, const char *key, loom__arena *arena,
+                       loom__entry *entry);
+/* Removes an entry that turned out not to load. */
+void loom__cache_evict(loom_context *context, const char *path, const char *reason);
+loom_status loom__cache_certify(loom_context *context, const char *path, const char *text, loom_error *error);
+
+/* Names the layout of an entry, "attnloom cache 1": entries of another are damaged. */
+const char *loom__cache_format(void);
+
+/* -- For the command line -------------------------------------------------------------------------------- */
+
+typedef struct loom__cache_row {
+    const char *name; /* of the folder */
+    const char *path;
+    const char *key;    /* "" if it cannot be read */
+    const char *damage; /* NULL: sound; else what is wrong */
+    loom__entry entry;  /* where sound */
+} loom__cache_row;
+
+/* Reads and verifies every entry, sorted by name. Removes nothing. */
+loom_status loom__cache_list(loom_context *context, loom__arena *arena, const loom__cache_row **rows,
+                             int32_t *num_rows, loom_error *error);
+/* Removes one folder of the list, or all: entries, and what killed processes left. */
+loom_status loom__cache_remove(loom_context *context, const char *path, loom_error *error);
+loom_status loom__cache_clear(loom_context *context, int32_t *num_removed, loom_error *error);
+
+#endif

@@ -1,0 +1,359 @@
+/* bench.c - `attnloom bench`: times kernels of one problem or of the grid of the FlashAttention papers;
+ * prints CSV.
+ *
+ * A cell is a problem and a shape. Its plan is compiled before anything is timed. Two protocols, since a
+ * card's clock differs between them: burst is 20 ms idle, 4 warm-ups, the median of 15 launches; sustained is
+ * 300 ms of the same launch first, then the median of 15. Launches are timed by events on a GPU and by the
+ * monotonic clock on the CPU. */
+#define _POSIX_C_SOURCE 200809L
+#include "bench.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum { NUM_RUNS = 15, NUM_WARM_UPS = 4, IDLE_MS = 20, SUSTAINED_MS = 300 };
+enum { BURST = 1u, SUSTAINED = 2u };
+enum { FULL = 1u, CAUSAL = 2u };
+enum { PAPER_TOKENS = 16384, PAPER_HIDDEN = 2048 };
+static const char *const DTYPES[] = {"bf16", "fp16", "fp32"};
+static const char *const PASSES[] = {"fwd", "bwd"};
+
+/* -- Command line --------------------------------------------------------------------------------------- */
+
+static const loom__cli_option OPTIONS[] = {
+    {"--grid", "paper", LOOM__CLI_CHOICE, offsetof(loom__cli_bench_values, grid),
+     "instead of PROBLEM: d 64,128,256 x full,causal x length 512..16384, batch = 16384/length, heads = "
+     "2048/d"},
+    {"--mode", "burst|sustained", LOOM__CLI_CHOICES, offsetof(loom__cli_bench_values, modes),
+     "with commas (default burst)"},
+    {"--pass", "forward|backward", LOOM__CLI_CHOICES, offsetof(loom__cli_bench_values, passes),
+     "with commas (default forward)"},
+    {"--hdim", "LIST", LOOM__CLI_WHOLES, offsetof(loom__cli_bench_values, hdims),
+     "of the grid: head dims (default 64,128,256)"},
+    {"--seqlen", "LIST", LOOM__CLI_WHOLES, offsetof(loom__cli_bench_values, seqlens),
+     "of the grid: lengths (default 512,1024,2048,4096,8192,16384)"},
+    {"--mask", "full|causal", LOOM__CLI_CHOICES, offsetof(loom__cli_bench_values, masks),
+     "of the grid, with commas (default full,causal)"},
+    {"--dtype", "bf16|fp16|fp32", LOOM__CLI_CHOICE, offsetof(loom__cli_bench_values, dtype),
+     "of the grid (default bf16)"},
+    LOOM__CLI_ROW_SHAPE,
+    {"--param", "NAME=FILE|NUMBER", LOOM__CLI_TEXTS, offsetof(loom__cli_bench_values, params),
+     "a parameter of the problem: an .npy file for an array, a number for a scalar; may be repeated"},
+    {"--launch-cost", NULL, LOOM__CLI_FLAG, offsetof(loom__cli_bench_values, launch_cost),
+     "instead: CPU time of a launch through the library beside a bare cuLaunchKernel of the same kernels "
+     "(us)"},
+    {"--cold", NULL, LOOM__CLI_FLAG, offsetof(loom__cli_bench_values, cold),
+     "instead: time from problem text to loaded kernels, with an empty cache and with a filled one (ms)"},
+    LOOM__CLI_ROW_TARGET,
+    LOOM__CLI_ROW_DEVICE,
+    LOOM__CLI_ROW_SCHEDULE,
+    LOOM__CLI_ROW_ALIGNMENT,
+};
+
+static const loom__cli_command COMMAND = {
+    .name = "bench",
+    .operands = "[PROBLEM]",
+    .min_operands = 0,
+    .max_operands = 1,
+    .text = "Times the kernels of a problem on the shape given, or a grid of problems, and prints CSV with "
+            "the columns pass,dtype,hdim,causal,seqlen,batch,heads,backend,mode,ms,tflops,target,schedule. "
+            "Inputs are N(0,1), layout [batch, seq, head, dim]. The forward counts "
+            "2*batch*heads*seq_q*seq_k*(d+d_v) operations, the backward 2.5 times that; a causal problem "
+            "counts half, any other mask counts in full.\n"
+            "Mode burst is 20 ms idle, 4 warm-ups, the median of 15 launches. Mode sustained is 300 ms of "
+            "the same launch first, then the median of 15.",
+    .examples = "  attnloom bench \"bf16 d=128 causal\" --shape \"batch=4 heads=32:8 seq=4096\" --mode "
+                "burst,sustained\n"
+                "  attnloom bench --grid paper --pass forward,backward --hdim 128 > grid.csv\n"
+                "  attnloom bench \"bf16 d=128 causal backward\" --cold\n",
+    .options = OPTIONS,
+    .num_options = sizeof OPTIONS / sizeof OPTIONS[0],
+};
+
+/* -- Inputs --------------------------------------------------------------------------------------------- */
+
+/* Normal numbers, made once and laid end to end in every tensor: the length is a prime, so that no row of a
+ * tensor repeats at a distance that tiles or heads share. */
+enum { NUM_NORMALS = 1000003 };
+
+static uint64_t next_random(uint64_t *state) {
+    uint64_t z = *state += 0x9e3779b97f4a7c15u; // SplitMix64
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    return z ^ z >> 31;
+}
+
+static void *make_normals(loom__storage storage) {
+    char *block = malloc((size_t)NUM_NORMALS * loom__storage_bytes(storage));
+    uint64_t state = 1;
+    for (int64_t i = 0; block && i < NUM_NORMALS; i++) {
+        double u = (double)((next_random(&state) >> 11) + 1) * 0x1p-53,
+               angle = (double)(next_random(&state) >> 11) * 0x1p-53;
+        loom__element_set(block, storage, i, (float)(sqrt(-2 * log(u)) * cos(6.283185307179586 * angle)));
+    }
+    return block;
+}
+
+/* Fills device memory with the block, begun at item `start`. */
+static loom_status fill(loom__cli_memory *memory, void *data, int64_t num_items, const char *block,
+                        int64_t start, size_t item_bytes, loom_error *error) {
+    for (int64_t done = 0; done < num_items;) {
+        int64_t count = NUM_NORMALS - start < num_items - done ? NUM_NORMALS - start : num_items - done;
+        LOOM_TRY(NULL, loom__cli_memory_upload(memory, (char *)data + (size_t)done * item_bytes,
+                                               block + (size_t)start * item_bytes, (size_t)count * item_bytes,
+                                               error));
+        done += count;
+        start = 0;
+    }
+    return LOOM_OK;
+}
+
+/* Gives args dense tensors of a problem and shape, inputs filled. */
+static loom_status make_tensors(loom__cli_cell *cell, loom_error *error) {
+    const loom_shape *s = &cell->shape;
+    loom__storage storage = cell->facts->dtype;
+    size_t item_bytes = loom__storage_bytes(storage);
+    int64_t d = cell->facts->d, dv = cell->facts->dv;
+    int64_t rows_q = s->batch * s->seq_q * s->heads_q, rows_k = s->batch * s->seq_k * s->heads_kv;
+    loom_args *args = &cell->args;
+    const struct {
+        loom_tensor *tensor;
+        int64_t rows, seq, heads, dim;
+        bool input, backward;
+    } list[] = {{&args->q, rows_q, s->seq_q, s->heads_q, d, true, false},
+                {&args->k, rows_k, s->seq_k, s->heads_kv, d, true, false},
+                {&args->v, rows_k, s->seq_k, s->heads_kv, dv, true, false},
+                {&args->o, rows_q, s->seq_q, s->heads_q, dv, false, false},
+                {&args->dout, rows_q, s->seq_q, s->heads_q, dv, true, true},
+                {&args->dq, rows_q, s->seq_q, s->heads_q, d, false, true},
+                {&args->dk, rows_k, s->seq_k, s->heads_kv, d, false, true},
+                {&args->dv, rows_k, s->seq_k, s->heads_kv, dv, false, true}};
+    char *block = make_normals(storage);
+    loom_status status = LOOM_OK;
+    void *data = NULL;
+    if (!block) return loom__fail(error, LOOM_MEMORY, "bench", "no memory for %d numbers", NUM_NORMALS);
+    for (size_t i = 0; i < sizeof list / sizeof list[0] && !status; i++) {
+        int64_t items = list[i].rows * list[i].dim;
+        if (list[i].backward && !cell->facts->backward) continue;
+        status = loom__cli_memory_alloc(cell->memory, (size_t)items * item_bytes, &data, error);
+        *list[i].tensor = loom_dense(data, list[i].seq, list[i].heads, list[i].dim);
+        if (!status && list[i].input)
+            status =
+                fill(cell->memory, data, items, block, (int64_t)i * (NUM_NORMALS / 7), item_bytes, error);
+    }
+    free(block);
+    if (!status) status = loom__cli_memory_alloc(cell->memory, (size_t)rows_q * sizeof(float), &data, error);
+    args->lse = loom_dense_lse(data, s->heads_q, s->seq_q);
+    return status;
+}
+
+loom_status loom__cli_cell_open(loom_context *context, const char *problem, const loom_plan_desc *desc,
+                                const loom__cli_texts *params, loom__cli_cell *cell, loom_error *error) {
+    loom_plan_desc own = *desc;
+    own.problem = problem;
+    *cell = (loom__cli_cell){.args = LOOM_ARGS_INIT, .shape = desc->hint};
+    cell->args.shape = desc->hint;
+    LOOM_TRY(NULL, loom__cli_problem_facts(context, problem, &cell->facts, error));
+    LOOM_TRY(NULL, loom__cli_params_read(&cell->params, cell->facts, &cell->shape, params, error));
+    LOOM_TRY(NULL, loom__cli_plan_create_quietly(context, &own, &cell->plan, error));
+    LOOM_TRY(NULL, loom__cli_memory_open(context, own.device, &cell->memory, error));
+    LOOM_TRY(NULL, loom__cli_params_upload(&cell->params, cell->facts, cell->memory, error));
+    cell->args.params = cell->params.items;
+    cell->args.num_params = cell->facts->num_params;
+    return make_tensors(cell, error);
+}
+
+void loom__cli_cell_close(loom__cli_cell *cell) {
+    loom__cli_memory_close(cell->memory);
+    loom_plan_destroy(cell->plan);
+    loom__cli_params_free(&cell->params);
+    loom__reference_destroy(cell->facts);
+    *cell = (loom__cli_cell){.memory = NULL};
+}
+
+/* -- Timing --------------------------------------------------------------------------------------------- */
+
+loom_status loom__cli_cell_workspace(loom__cli_cell *cell, loom_pass pass, loom_error *error) {
+    size_t bytes = 0;
+    LOOM_TRY(NULL, loom_workspace_bytes(cell->plan, pass, &cell->args, &bytes, error));
+    cell->args.workspace = NULL;
+    cell->args.workspace_bytes = bytes;
+    return bytes ? loom__cli_memory_alloc(cell->memory, bytes, &cell->args.workspace, error) : LOOM_OK;
+}
+
+loom_status loom__cli_cell_launch(const loom__cli_cell *cell, loom_pass pass, loom_error *error) {
+    return pass == LOOM_FORWARD ? loom_forward(cell->plan, &cell->args, NULL, error)
+                                : loom_backward(cell->plan, &cell->args, NULL, error);
+}
+
+static void idle(int32_t ms) {
+    struct timespec rest = {0, ms * 1000000L};
+    nanosleep(&rest, NULL);
+}
+
+static int compare_doubles(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+double loom__cli_median(double *values, int32_t num) {
+    qsort(values, (size_t)num, sizeof *values, compare_doubles);
+    return values[num / 2];
+}
+
+/* Milliseconds of num launches, one by one. */
+static loom_status time_launches(loom__cli_cell *cell, loom_pass pass, int32_t num, double *ms,
+                                 loom_error *error) {
+    for (int32_t i = 0; i < num; i++) {
+        LOOM_TRY(NULL, loom__cli_memory_mark(cell->memory, 2 * i, error));
+        LOOM_TRY(NULL, loom__cli_cell_launch(cell, pass, error));
+        LOOM_TRY(NULL, loom__cli_memory_mark(cell->memory, 2 * i + 1, error));
+    }
+    LOOM_TRY(NULL, loom__cli_memory_sync(cell->memory, error));
+    for (int32_t i = 0; i < num; i++)
+        LOOM_TRY(NULL, loom__cli_memory_elapsed(cell->memory, 2 * i, 2 * i + 1, &ms[i], error));
+    return LOOM_OK;
+}
+
+static loom_status time_cell(loom__cli_cell *cell, loom_pass pass, uint32_t mode, double *median,
+                             loom_error *error) {
+    double ms[NUM_RUNS];
+    int32_t warm_ups = NUM_WARM_UPS;
+    LOOM_TRY(NULL, loom__cli_cell_launch(cell, pass, error));
+    LOOM_TRY(NULL, loom__cli_memory_sync(cell->memory, error));
+    if (mode == BURST) {
+        idle(IDLE_MS);
+    } else {
+        LOOM_TRY(NULL, time_launches(cell, pass, 1, ms, error));
+        double wanted = SUSTAINED_MS / fmax(ms[0], 1e-3);
+        if (wanted > warm_ups) warm_ups = (int32_t)wanted;
+    }
+    for (int32_t i = 0; i < warm_ups; i++) LOOM_TRY(NULL, loom__cli_cell_launch(cell, pass, error));
+    LOOM_TRY(NULL, time_launches(cell, pass, NUM_RUNS, ms, error));
+    *median = loom__cli_median(ms, NUM_RUNS);
+    return LOOM_OK;
+}
+
+/* -- Cells ---------------------------------------------------------------------------------------------- */
+
+static bool is_causal(const loom_plan *plan) {
+    return strstr(loom_plan_text(plan, LOOM_TEXT_PROBLEM), "mask={k <= q}") != NULL;
+}
+
+static void print_row(const loom__cli_cell *cell, loom_pass pass, const char *mode, double ms) {
+    const loom_shape *s = &cell->shape;
+    bool causal = is_causal(cell->plan);
+    double work = 2.0 * (double)s->batch * (double)s->heads_q * (double)s->seq_q * (double)s->seq_k *
+                  (cell->facts->d + cell->facts->dv) * (causal ? 0.5 : 1) * (pass == LOOM_BACKWARD ? 2.5 : 1);
+    loom_text schedule = pass == LOOM_BACKWARD ? LOOM_TEXT_SCHEDULE_BACKWARD : LOOM_TEXT_SCHEDULE;
+    const char *dtype = cell->facts->dtype == LOOM__BF16  ? "bf16"
+                        : cell->facts->dtype == LOOM__F16 ? "fp16"
+                                                          : "fp32";
+    double rate = work / ms / 1e9;
+    printf("%s,%s,%d,%d,%lld,%lld,%lld,ours,%s,%.5f,%.*f,%s,%s\n", PASSES[pass], dtype, cell->facts->d,
+           causal, (long long)s->seq_k, (long long)s->batch, (long long)s->heads_q, mode, ms,
+           rate < 10 ? 3 : 1, rate, loom_plan_text(cell->plan, LOOM_TEXT_TARGET),
+           loom_plan_text(cell->plan, schedule));
+    fflush(stdout);
+}
+
+static loom_status bench_cell(const loom__cli_bench_values *values, loom_context *context,
+                              const char *problem, const loom_plan_desc *desc, loom_error *error) {
+    loom__cli_cell cell;
+    loom_status status = loom__cli_cell_open(context, problem, desc, &values->params, &cell, error);
+    bool backward = values->passes & 1u << LOOM_BACKWARD;
+    // The backward reads o and lse, so the forward runs in any case.
+    for (int32_t pass = LOOM_FORWARD; pass <= (backward ? LOOM_BACKWARD : LOOM_FORWARD) && !status; pass++) {
+        status = loom__cli_cell_workspace(&cell, (loom_pass)pass, error);
+        if (!status && !(values->passes & 1u << pass))
+            status = loom__cli_cell_launch(&cell, (loom_pass)pass, error);
+        for (uint32_t mode = BURST; mode <= SUSTAINED && (values->passes & 1u << pass) && !status; mode++) {
+            double ms = 0;
+            if (!(values->modes & mode)) continue;
+            status = time_cell(&cell, (loom_pass)pass, mode, &ms, error);
+            if (!status) print_row(&cell, (loom_pass)pass, mode == BURST ? "burst" : "sustained", ms);
+        }
+    }
+    loom__cli_cell_close(&cell);
+    return status;
+}
+
+static loom_status bench_grid(const loom__cli_bench_values *values, loom_context *context,
+                              const loom_plan_desc *desc, loom__cli_progress *progress, loom_error *error) {
+    int64_t done = 0, total = (int64_t)values->hdims.num * values->seqlens.num *
+                              ((values->masks == (FULL | CAUSAL)) + 1);
+    for (int32_t i = 0; i < values->hdims.num; i++) {
+        for (uint32_t mask = FULL; mask <= CAUSAL; mask++) {
+            char problem[128];
+            if (!(values->masks & mask)) continue;
+            snprintf(problem, sizeof problem, "%s d=%lld%s%s", DTYPES[values->dtype],
+                     (long long)values->hdims.items[i], mask == CAUSAL ? " causal" : "",
+                     values->passes & 1u << LOOM_BACKWARD ? " backward" : "");
+            for (int32_t j = 0; j < values->seqlens.num; j++) {
+                int64_t d = values->hdims.items[i], seq = values->seqlens.items[j];
+                loom_plan_desc cell = *desc;
+                char what[192];
+                if (d < 1 || seq < 1 || d > PAPER_HIDDEN || seq > PAPER_TOKENS)
+                    return loom__fail(error, LOOM_INVALID, "--grid",
+                                      "head dim %lld and length %lld are not within "
+                                      "1 to %d and 1 to %d",
+                                      (long long)d, (long long)seq, PAPER_HIDDEN, PAPER_TOKENS);
+                cell.hint = (loom_shape){PAPER_TOKENS / seq, PAPER_HIDDEN / d, PAPER_HIDDEN / d, seq, seq};
+                snprintf(what, sizeof what, "%s length %lld", problem, (long long)seq);
+                loom__cli_progress_step(progress, ++done, total, what);
+                LOOM_TRY(NULL, bench_cell(values, context, problem, &cell, error));
+            }
+        }
+    }
+    return LOOM_OK;
+}
+
+/* -- The command ---------------------------------------------------------------------------------------- */
+
+static loom_status bench(const loom__cli_bench_values *values, const char *problem, loom_error *error) {
+    loom_plan_desc desc;
+    loom_context *context = NULL;
+    loom__cli_plan_desc(&values->common, problem, &desc);
+    desc.schedule = values->passes == 1u << LOOM_BACKWARD ? NULL : values->common.schedule;
+    desc.schedule_backward = values->passes == 1u << LOOM_BACKWARD ? values->common.schedule : NULL;
+    if (values->cold) return loom__cli_bench_cold(&desc, error);
+    LOOM_TRY(NULL, loom_context_create(NULL, &context, error));
+    if (values->launch_cost) {
+        loom_status status = loom__cli_bench_launch(values, context, &desc, error);
+        loom_context_destroy(context);
+        return status;
+    }
+    printf("pass,dtype,hdim,causal,seqlen,batch,heads,backend,mode,ms,tflops,target,schedule\n");
+    loom__cli_progress *progress = loom__cli_progress_start("timing");
+    loom_status status = problem ? bench_cell(values, context, problem, &desc, error)
+                                 : bench_grid(values, context, &desc, progress, error);
+    loom__cli_progress_stop(progress);
+    loom_context_destroy(context);
+    return status;
+}
+
+int loom__cli_bench(int argc, char **argv) {
+    loom__cli_bench_values values = {.common = LOOM__CLI_COMMON_INIT,
+                                     .grid = -1,
+                                     .modes = BURST,
+                                     .passes = 1u << LOOM_FORWARD,
+                                     .masks = FULL | CAUSAL,
+                                     .hdims = {3, {64, 128, 256}},
+                                     .seqlens = {6, {512, 1024, 2048, 4096, 8192, 16384}}};
+    const char *problem = NULL;
+    loom_error error = LOOM_ERROR_INIT;
+    int exit_status = loom__cli_parse(&COMMAND, argc, argv, &values, &problem);
+    if (exit_status >= 0) return exit_status;
+    if (!problem == (values.grid < 0)) {
+        loom__cli_say("bench: give either PROBLEM or --grid paper");
+        return LOOM__CLI_USAGE;
+    }
+    if (!problem && (values.cold || values.launch_cost)) {
+        loom__cli_say("bench: --cold and --launch-cost take a PROBLEM");
+        return LOOM__CLI_USAGE;
+    }
+    return bench(&values, problem, &error) ? loom__cli_fail(&error) : LOOM__CLI_FINE;
+}

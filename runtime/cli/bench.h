@@ -1,0 +1,46 @@
+/* bench.h - what the parts of `attnloom bench` share: options, and a cell, which is a plan with tensors to
+ * launch on. */
+#ifndef LOOM_CLI_BENCH_H
+#define LOOM_CLI_BENCH_H
+
+#include "cli.h"
+#include "memory.h"
+#include "problem.h"
+
+typedef struct loom__cli_bench_values {
+    loom__cli_common common;
+    int32_t grid, dtype;           /* grid is -1 without --grid */
+    uint32_t modes, passes, masks; /* bits */
+    loom__cli_wholes hdims, seqlens;
+    loom__cli_texts params;
+    bool launch_cost, cold;
+} loom__cli_bench_values;
+
+typedef struct loom__cli_cell {
+    loom__reference *facts;
+    loom__cli_params params;
+    loom_plan *plan;
+    loom__cli_memory *memory;
+    loom_shape shape;
+    loom_args args;
+} loom__cli_cell;
+
+/* Compiles the problem for desc->device and makes tensors of desc->hint, inputs N(0,1). Close it also after a
+ * failure. */
+loom_status loom__cli_cell_open(loom_context *context, const char *problem, const loom_plan_desc *desc,
+                                const loom__cli_texts *params, loom__cli_cell *cell, loom_error *error);
+void loom__cli_cell_close(loom__cli_cell *cell);
+
+/* Gives the cell the workspace of a pass; then the pass can be launched on the default stream. */
+loom_status loom__cli_cell_workspace(loom__cli_cell *cell, loom_pass pass, loom_error *error);
+loom_status loom__cli_cell_launch(const loom__cli_cell *cell, loom_pass pass, loom_error *error);
+
+/* Sorts the values; num is odd. */
+double loom__cli_median(double *values, int32_t num);
+
+/* --launch-cost and --cold: print their own lines. */
+loom_status loom__cli_bench_launch(const loom__cli_bench_values *values, loom_context *context,
+                                   const loom_plan_desc *desc, loom_error *error);
+loom_status loom__cli_bench_cold(const loom_plan_desc *desc, loom_error *error);
+
+#endif

@@ -1,0 +1,82 @@
+/* bench_start.c - `attnloom bench --cold`: time from a problem's text to loaded kernels. Called by bench.c.
+ *
+ * cold: an empty cache; the context is there, its generator and compilers are not yet loaded. warm: the cache
+ * holds the kernels; a new context is part of the time. In both the device's CUDA context exists already, as
+ * in a program that uses the GPU. */
+#define _XOPEN_SOURCE 700
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "../cache.h"
+#include "bench.h"
+#include "device.h"
+
+enum { NUM_WARM = 9 };
+
+/* Creates a context and a plan and destroys both; milliseconds of each. */
+static loom_status start_once(const loom_options *options, loom_plan_desc *desc, double *context_ms,
+                              double *plan_ms, loom_error *error) {
+    loom_context *context = NULL;
+    loom_plan *plan = NULL;
+    double start = loom__now();
+    LOOM_TRY(NULL, loom_context_create(options, &context, error));
+    double created = loom__now();
+    loom_status status = loom__cli_plan_create_quietly(context, desc, &plan, error);
+    double planned = loom__now();
+    *context_ms = (created - start) * 1e3;
+    *plan_ms = (planned - created) * 1e3;
+    loom_plan_destroy(plan);
+    loom_context_destroy(context);
+    return status;
+}
+
+static loom_status time_starts(const char *folder, loom_plan_desc *desc, loom_error *error) {
+    loom_options options = LOOM_OPTIONS_INIT;
+    double context_ms = 0, plan_ms = 0, warm[NUM_WARM];
+    options.cache_dir = folder;
+    LOOM_TRY(NULL, start_once(&options, desc, &context_ms, &plan_ms, error));
+    printf("what,ms\ncold,%.2f\n", plan_ms);
+    for (int32_t i = 0; i < NUM_WARM; i++) {
+        LOOM_TRY(NULL, start_once(&options, desc, &context_ms, &plan_ms, error));
+        warm[i] = context_ms + plan_ms;
+    }
+    printf("warm,%.2f\n", loom__cli_median(warm, NUM_WARM));
+    return LOOM_OK;
+}
+
+/* Empties and removes the folder that the timing made. */
+static void remove_folder(const char *folder) {
+    loom_options options = LOOM_OPTIONS_INIT;
+    loom_context *context = NULL;
+    int32_t num_removed = 0;
+    options.cache_dir = folder;
+    if (loom_context_create(&options, &context, NULL) == LOOM_OK)
+        loom__cache_clear(context, &num_removed, NULL);
+    loom_context_destroy(context);
+    rmdir(folder);
+}
+
+loom_status loom__cli_bench_cold(const loom_plan_desc *desc, loom_error *error) {
+    const char *temporary = getenv("TMPDIR");
+    char folder[512];
+    loom_context *holder = NULL;
+    loom__cli_memory *memory = NULL;
+    loom_plan_desc own = *desc;
+    int32_t count = 0;
+    snprintf(folder, sizeof folder, "%s/attnloom-bench-XXXXXX", temporary && *temporary ? temporary : "/tmp");
+    if (!mkdtemp(folder)) return loom__fail(error, LOOM_IO, folder, "cannot be made: %s", strerror(errno));
+    loom_status status = loom_context_create(NULL, &holder, error);
+    bool host = own.device == LOOM_DEVICE_HOST || (own.target && strcmp(own.target, "host") == 0);
+    if (!status && !host && loom__device_count(holder, &count, NULL) == LOOM_OK && count > 0) {
+        // Holds the device's CUDA context, so that its creation is in neither time.
+        status = loom__cli_memory_open(holder, own.device >= 0 ? own.device : 0, &memory, error);
+    }
+    if (!status) status = time_starts(folder, &own, error);
+    loom__cli_memory_close(memory);
+    loom_context_destroy(holder);
+    remove_folder(folder);
+    return status;
+}

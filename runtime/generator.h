@@ -1,0 +1,104 @@
+/* generator.h - the Lua generator, seen from C. generator.c is the only file that touches Lua.
+ *
+ * Called by plan.c and by the command line. All take the context's lock themselves. Texts are allocated in
+ * the arena given. Errors of problem and schedule texts are INVALID or UNSUPPORTED as the generator says; a
+ * fault of the generator's own code is INTERNAL with Lua's message.
+ */
+#ifndef LOOM_GENERATOR_H
+#define LOOM_GENERATOR_H
+
+#include "common.h"
+
+/* -- Problems -------------------------------------------------------------------------------------------- */
+
+enum { LOOM__PARAM_DIMS = 4 };
+
+typedef struct loom__param_info {
+    const char *name;
+    const char *dtype;                  /* i32 i64 u8 bool f32 f16 bf16 */
+    int32_t num_dims;                   /* 0: a scalar */
+    const char *dims[LOOM__PARAM_DIMS]; /* "seq_k", "64", "ceil(seq_q/64)" */
+} loom__param_info;
+
+typedef struct loom__problem_info {
+    const char *text;  /* canonical */
+    const char *dtype; /* bf16 fp16 fp32 */
+    int32_t d, dv;
+    bool backward, deterministic;
+    const char *mask, *score; /* canonical expressions, NULL: none */
+    int32_t num_params;
+    const loom__param_info *params; /* in the order of slots */
+} loom__problem_info;
+
+loom_status loom__problem_query(loom_context *context, const char *problem, loom__arena *arena,
+                                loom__problem_info *info, loom_error *error);
+
+/* -- Plans ----------------------------------------------------------------------------------------------- */
+
+typedef struct loom__request {
+    const char *problem;
+    const char *target;                       /* NULL: the generator's choice for arch */
+    const char *arch;                         /* "sm_90", "host" */
+    const char *schedule, *schedule_backward; /* NULL: the generator's choice */
+    int32_t smem_bytes, num_sms;              /* of the device, 0: not known */
+    int32_t alignment;
+    loom_shape hint;
+} loom__request;
+
+/* What a descriptor of docs/design.md section 5 says, as text; plan.c resolves it. */
+typedef struct loom__pack_text {
+    int32_t offset;
+    const char *type;   /* ptr i64 i32 u32 f32 */
+    const char *source; /* "q.stride.seq" */
+} loom__pack_text;
+
+typedef struct loom__region_text {
+    const char *name;
+    int64_t row_bytes; /* per batch, head of q and row of q */
+} loom__region_text;
+
+typedef struct loom__kernel_text {
+    const char *name, *pass, *variant, *symbol, *key;
+    const char *grid_heads, *grid_seq;
+    int32_t grid_rows;
+    int32_t threads, smem_bytes;
+    int32_t num_needs;
+    const char *const *needs; /* outputs; none: always launched */
+    int32_t num_regions;
+    const loom__region_text *regions;
+    int32_t args_bytes;
+    int32_t num_rows;
+    const loom__pack_text *rows;
+} loom__kernel_text;
+
+typedef struct loom__generated {
+    const char *problem, *target, *arch, *schedule, *schedule_backward, *why;
+    int32_t num_kernels;
+    const loom__kernel_text *kernels;
+    int reference; /* of the plan's table in Lua */
+} loom__generated;
+
+/* Chooses schedules and lists kernels; emits nothing yet. Ends with loom__generator_release. */
+loom_status loom__generator_plan(loom_context *context, const loom__request *request, loom__arena *arena,
+                                 loom__generated *generated, loom_error *error);
+/* Emits kernel `index` (from 0). */
+loom_status loom__generator_source(loom_context *context, const loom__generated *generated, int32_t index,
+                                   loom__arena *arena, const char **source, loom_error *error);
+void loom__generator_release(loom_context *context, loom__generated *generated);
+
+/* -- Texts for people ------------------------------------------------------------------------------------ */
+
+/* One self-contained .cu with the pass's kernels, a launcher and a self-check. */
+loom_status loom__generator_standalone(loom_context *context, const loom__request *request, loom_pass pass,
+                                       loom__arena *arena, const char **text, loom_error *error);
+/* Candidates, choice and reasons of a pass; counts tiles of request->hint as the shape. */
+loom_status loom__generator_why(loom_context *context, const loom__request *request, loom_pass pass,
+                                loom__arena *arena, const char **text, loom_error *error);
+
+/* -- The generator itself -------------------------------------------------------------------------------- */
+
+/* 32 hex digits over every path and byte of gen/ and templates/: part of each cache key. */
+loom_status loom__generator_digest(loom_context *context, char digest[33], loom_error *error);
+void loom__generator_destroy(loom_context *context);
+
+#endif

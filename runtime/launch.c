@@ -1,0 +1,455 @@
+/* launch.c - the fast path: checks the arguments of a launch, packs them and launches.
+ *
+ * Called through attnloom.h by any number of threads on one plan. Takes no lock on a GPU (on host runs take
+ * turns), allocates nothing, reads no environment and no text; only a failure formats one. INVALID names the
+ * argument, its value and the rule.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "plan.h"
+
+enum { AXIS_BATCH, AXIS_SEQ, AXIS_HEAD, AXIS_DIM };
+enum { WORKSPACE_ALIGNMENT = 256, ARGS_ALIGNMENT = 16 };
+
+/* Positions stay within 2^31: |start| + seq <= 2^31 - 1. */
+static const int64_t MAX_SEQ = (int64_t)1 << 30, MAX_START = ((int64_t)1 << 30) - 1;
+static const int64_t MAX_COUNT = INT32_MAX, MAX_BLOCKS = INT32_MAX;
+
+/* -- Tensors --------------------------------------------------------------------------------------------- */
+
+typedef enum use { UNUSED, READ, READ_IF_GIVEN, WRITE, WRITE_IF_GIVEN } use;
+
+static const struct {
+    const char *name;
+    size_t offset; /* in loom_args */
+    bool per_key;  /* seq_k and heads_kv, else seq_q and heads_q */
+    bool is_float; /* one float per row: lse, dlse */
+    use uses[2];   /* by loom_pass */
+} TENSORS[LOOM__NUM_TENSORS] = {
+    {"q", offsetof(loom_args, q), false, false, {READ, READ}},
+    {"k", offsetof(loom_args, k), true, false, {READ, READ}},
+    {"v", offsetof(loom_args, v), true, false, {READ, READ}},
+    {"o", offsetof(loom_args, o), false, false, {WRITE, READ}},
+    {"lse", offsetof(loom_args, lse), false, true, {WRITE_IF_GIVEN, READ}},
+    {"dout", offsetof(loom_args, dout), false, false, {UNUSED, READ}},
+    {"dlse", offsetof(loom_args, dlse), false, true, {UNUSED, READ_IF_GIVEN}},
+    {"dq", offsetof(loom_args, dq), false, false, {UNUSED, WRITE_IF_GIVEN}},
+    {"dk", offsetof(loom_args, dk), true, false, {UNUSED, WRITE_IF_GIVEN}},
+    {"dv", offsetof(loom_args, dv), true, false, {UNUSED, WRITE_IF_GIVEN}},
+};
+
+static const loom_tensor *tensor_of(const loom_args *args, int32_t index) {
+    return (const loom_tensor *)((const char *)args + TENSORS[index].offset);
+}
+
+static bool is_written(int32_t index, loom_pass pass) { return TENSORS[index].uses[pass] >= WRITE; }
+
+static bool is_used(const loom_args *args, int32_t index, loom_pass pass) {
+    return TENSORS[index].uses[pass] != UNUSED && tensor_of(args, index)->data;
+}
+
+static bool is_empty(const loom_shape *shape, int32_t index) {
+    int64_t heads = TENSORS[index].per_key ? shape->heads_kv : shape->heads_q;
+    int64_t seq = TENSORS[index].per_key ? shape->seq_k : shape->seq_q;
+    return shape->batch == 0 || heads == 0 || seq == 0;
+}
+
+/* -- Checks ---------------------------------------------------------------------------------------------- */
+
+static loom_status check_size(const char *name, int64_t value, int64_t limit, loom_error *error) {
+    if (value >= 0 && value <= limit) return LOOM_OK;
+    return loom__fail(error, LOOM_INVALID, "args.shape", "shape.%s is %lld, it must be 0 to %lld", name,
+                      (long long)value, (long long)limit);
+}
+
+static loom_status check_shape(const loom_shape *shape, loom_error *error) {
+    LOOM_TRY(NULL, check_size("batch", shape->batch, MAX_COUNT, error));
+    LOOM_TRY(NULL, check_size("heads_q", shape->heads_q, MAX_COUNT, error));
+    LOOM_TRY(NULL, check_size("heads_kv", shape->heads_kv, MAX_COUNT, error));
+    LOOM_TRY(NULL, check_size("seq_q", shape->seq_q, MAX_SEQ, error));
+    LOOM_TRY(NULL, check_size("seq_k", shape->seq_k, MAX_SEQ, error));
+    if (shape->heads_kv ? shape->heads_q % shape->heads_kv != 0 : shape->heads_q != 0) {
+        return loom__fail(error, LOOM_INVALID, "args.shape",
+                          "shape.heads_q is %lld, it must be a multiple of shape.heads_kv, which is %lld",
+                          (long long)shape->heads_q, (long long)shape->heads_kv);
+    }
+    return LOOM_OK;
+}
+
+static loom_status check_start(const char *field, int64_t start, loom_error *error) {
+    if (start == LOOM_DEFAULT_START || (start >= -MAX_START && start <= MAX_START)) return LOOM_OK;
+    return loom__fail(error, LOOM_INVALID, field,
+                      "%s is %lld, it must be -%lld to %lld, or LOOM_DEFAULT_START", field + 5,
+                      (long long)start, (long long)MAX_START, (long long)MAX_START);
+}
+
+static loom_status fail_tensor(int32_t index, const char *member, loom_error *error, const char *format,
+                               long long value) {
+    char field[48] = "args.";
+    strcat(strcat(strcat(field, TENSORS[index].name), "."), member);
+    return loom__fail(error, LOOM_INVALID, field, format, TENSORS[index].name, value);
+}
+
+/* *bits collects the low bits of the address and of the strides in bytes that count. */
+static loom_status check_tensor(const loom_plan *plan, const loom_args *args, loom_pass pass, int32_t index,
+                                uint64_t *bits, loom_error *error) {
+    static const char *const AXES[] = {"batch", "seq", "head"};
+    const loom_tensor *tensor = tensor_of(args, index);
+    use u = TENSORS[index].uses[pass];
+    if (u == UNUSED || is_empty(&args->shape, index)) return LOOM_OK;
+    if (!tensor->data) {
+        if (u == READ_IF_GIVEN || u == WRITE_IF_GIVEN) return LOOM_OK;
+        return fail_tensor(index, "data", error,
+                           pass == LOOM_FORWARD ? "%s.data is NULL, forward needs it"
+                                                : "%s.data is NULL, backward needs it",
+                           0);
+    }
+    bool is_float = TENSORS[index].is_float;
+    int64_t element_bytes = is_float ? (int64_t)sizeof(float) : plan->element_bytes;
+    if ((uintptr_t)tensor->data % (uintptr_t)element_bytes) {
+        return fail_tensor(index, "data", error,
+                           element_bytes == 4
+                               ? "%s.data is 0x%llx, it must be a multiple of 4 bytes, one element"
+                               : "%s.data is 0x%llx, it must be a multiple of 2 bytes, one element",
+                           (long long)(uintptr_t)tensor->data);
+    }
+    if (!is_float && tensor->stride[AXIS_DIM] != 1) {
+        return fail_tensor(index, "stride", error,
+                           "%s.stride[3] is %lld, it must be 1: the head dim must be contiguous",
+                           (long long)tensor->stride[AXIS_DIM]);
+    }
+    int64_t extents[] = {args->shape.batch, TENSORS[index].per_key ? args->shape.seq_k : args->shape.seq_q,
+                         TENSORS[index].per_key ? args->shape.heads_kv : args->shape.heads_q};
+    uint64_t low = (uint64_t)(uintptr_t)tensor->data;
+    for (int axis = AXIS_BATCH; axis < AXIS_DIM; axis++) {
+        if (extents[axis] < 2) continue;
+        low |= (uint64_t)tensor->stride[axis] * (uint64_t)element_bytes;
+        if (tensor->stride[axis] || !is_written(index, pass)) continue;
+        char field[48] = "args.";
+        return loom__fail(error, LOOM_INVALID, strcat(strcat(field, TENSORS[index].name), ".stride"),
+                          "%s.stride[%d] is 0 with %lld along %s: %s is written, its elements must lie apart",
+                          TENSORS[index].name, axis, (long long)extents[axis], AXES[axis],
+                          TENSORS[index].name);
+    }
+    if (!is_float) *bits |= low;
+    return LOOM_OK;
+}
+
+static loom_status check_aliases(const loom_args *args, loom_pass pass, loom_error *error) {
+    for (int32_t i = 0; i < LOOM__NUM_TENSORS; i++) {
+        if (!is_written(i, pass) || !is_used(args, i, pass) || is_empty(&args->shape, i)) continue;
+        for (int32_t j = 0; j < LOOM__NUM_TENSORS; j++) {
+            if (i == j || !is_used(args, j, pass) || is_empty(&args->shape, j)) continue;
+            if (tensor_of(args, i)->data != tensor_of(args, j)->data) continue;
+            char field[48] = "args.";
+            return loom__fail(error, LOOM_INVALID, strcat(strcat(field, TENSORS[i].name), ".data"),
+                              "%s.data is also %s.data: an output may not share memory with another tensor",
+                              TENSORS[i].name, TENSORS[j].name);
+        }
+    }
+    return LOOM_OK;
+}
+
+static int64_t param_extent(const loom__dim *dim, const int64_t *values) {
+    if (dim->value < 0) return dim->constant;
+    return (values[dim->value] + dim->divisor - 1) / dim->divisor;
+}
+
+static loom_status check_array(const loom_plan *plan, int32_t slot, const loom_param *param,
+                               const int64_t *values, loom_error *error) {
+    const loom__plan_param *facts = &plan->params[slot];
+    bool empty = false;
+    for (int32_t axis = 0; axis < facts->num_dims; axis++)
+        empty |= param_extent(&facts->dims[axis], values) == 0;
+    if (!param->data && !empty) {
+        return loom__fail(error, LOOM_INVALID, "args.params",
+                          "params[%d] (%s): data is NULL, but it is an array", slot, facts->name);
+    }
+    if ((uintptr_t)param->data % (uintptr_t)facts->element_bytes) {
+        return loom__fail(error, LOOM_INVALID, "args.params",
+                          "params[%d] (%s): data is 0x%llx, it must be a multiple of %d bytes, one element",
+                          slot, facts->name, (unsigned long long)(uintptr_t)param->data,
+                          facts->element_bytes);
+    }
+    return LOOM_OK;
+}
+
+static loom_status pack_params(const loom_plan *plan, const loom_args *args, int64_t *values,
+                               loom_error *error) {
+    if (args->num_params != plan->num_params) {
+        return loom__fail(error, LOOM_INVALID, "args.num_params", "num_params is %d, the problem has %d",
+                          args->num_params, plan->num_params);
+    }
+    if (plan->num_params && !args->params) {
+        return loom__fail(error, LOOM_INVALID, "args.params", "params is NULL, the problem has %d",
+                          plan->num_params);
+    }
+    for (int32_t slot = 0; slot < plan->num_params; slot++) {
+        const loom_param *param = &args->params[slot];
+        const loom__plan_param *facts = &plan->params[slot];
+        int64_t *out = &values[LOOM__VALUE_PARAMS + slot * LOOM__PARAM_VALUES];
+        if (param->gradient) {
+            return loom__fail(error, LOOM_INVALID, "args.params",
+                              "params[%d] (%s): gradient is given, but the problem has no grad={%s}", slot,
+                              facts->name, facts->name);
+        }
+        if (facts->scalar == LOOM__SCALAR_NONE) {
+            LOOM_TRY(NULL, check_array(plan, slot, param, values, error));
+            out[0] = (int64_t)(uintptr_t)param->data;
+            memcpy(&out[2], param->stride, sizeof param->stride);
+        } else if (facts->scalar == LOOM__SCALAR_F32) {
+            float value = (float)param->scalar;
+            uint32_t bits;
+            memcpy(&bits, &value, sizeof bits);
+            out[1] = bits;
+        } else {
+            double value = param->scalar;
+            if (!(value >= INT32_MIN && value <= INT32_MAX) || value != floor(value)) {
+                return loom__fail(error, LOOM_INVALID, "args.params",
+                                  "params[%d] (%s): scalar is %g, it must be an integer of 32 bits", slot,
+                                  facts->name, value);
+            }
+            out[1] = (int64_t)value;
+        }
+    }
+    return LOOM_OK;
+}
+
+/* -- Workspace ------------------------------------------------------------------------------------------- */
+
+/* Bytes of all regions; offsets[i] is where region i begins. */
+static loom_status lay_out(const loom__plan_pass *pass, const loom_shape *shape, uint64_t *offsets,
+                           uint64_t *bytes, loom_error *error) {
+    uint64_t total = 0, rows = 0;
+    bool over = pass->num_regions > 0 &&
+                (__builtin_mul_overflow((uint64_t)shape->batch, (uint64_t)shape->heads_q, &rows) ||
+                 __builtin_mul_overflow(rows, (uint64_t)shape->seq_q, &rows));
+    for (int32_t i = 0; i < pass->num_regions; i++) {
+        uint64_t size = 0;
+        over = over || __builtin_mul_overflow(rows, (uint64_t)pass->regions[i].row_bytes, &size) ||
+               size > INT64_MAX - WORKSPACE_ALIGNMENT;
+        size = (size + WORKSPACE_ALIGNMENT - 1) / WORKSPACE_ALIGNMENT * WORKSPACE_ALIGNMENT;
+        offsets[i] = total;
+        over = over || __builtin_add_overflow(total, size, &total);
+    }
+    if (over || total > SIZE_MAX / 2) {
+        return loom__fail(
+            error, LOOM_UNSUPPORTED, "args.shape",
+            "the workspace of batch %lld, heads_q %lld, seq_q %lld is larger than memory can be",
+            (long long)shape->batch, (long long)shape->heads_q, (long long)shape->seq_q);
+    }
+    *bytes = total;
+    return LOOM_OK;
+}
+
+static loom_status check_workspace(const loom_args *args, uint64_t needed, loom_error *error) {
+    if (!needed) return LOOM_OK;
+    if (!args->workspace) {
+        return loom__fail(error, LOOM_INVALID, "args.workspace",
+                          "workspace is NULL, this launch needs %llu bytes (loom_workspace_bytes)",
+                          (unsigned long long)needed);
+    }
+    if (args->workspace_bytes < needed) {
+        return loom__fail(error, LOOM_INVALID, "args.workspace_bytes",
+                          "workspace_bytes is %zu, this launch needs %llu (loom_workspace_bytes)",
+                          args->workspace_bytes, (unsigned long long)needed);
+    }
+    if ((uintptr_t)args->workspace % WORKSPACE_ALIGNMENT) {
+        return loom__fail(error, LOOM_INVALID, "args.workspace",
+                          "workspace is %p, it must be a multiple of %d", args->workspace,
+                          WORKSPACE_ALIGNMENT);
+    }
+    return LOOM_OK;
+}
+
+static loom_status check_call(const loom_plan *plan, loom_pass pass, const loom_args *args,
+                              loom_error *error) {
+    if (!plan) return loom__fail(error, LOOM_INVALID, "plan", "plan is NULL");
+    if (!args) return loom__fail(error, LOOM_INVALID, "args", "args is NULL");
+    LOOM_TRY(NULL, loom__check_size(args, args->size, sizeof *args, "args.size", error));
+    if (pass != LOOM_FORWARD && pass != LOOM_BACKWARD) {
+        return loom__fail(error, LOOM_INVALID, "pass", "pass is %d, it must be LOOM_FORWARD or LOOM_BACKWARD",
+                          (int)pass);
+    }
+    if (pass == LOOM_BACKWARD && !plan->backward) {
+        return loom__fail(error, LOOM_INVALID, "problem", "the plan's problem has no word `backward`: %s",
+                          plan->texts[LOOM_TEXT_PROBLEM]);
+    }
+    return LOOM_OK;
+}
+
+loom_status loom_workspace_bytes(const loom_plan *plan, loom_pass pass, const loom_args *args, size_t *bytes,
+                                 loom_error *error) {
+    uint64_t offsets[LOOM__MAX_REGIONS], total = 0;
+    LOOM_TRY(NULL, check_call(plan, pass, args, error));
+    if (!bytes) return loom__fail(error, LOOM_INVALID, "bytes", "bytes is NULL");
+    LOOM_TRY(NULL, check_shape(&args->shape, error));
+    LOOM_TRY(NULL, lay_out(&plan->passes[pass], &args->shape, offsets, &total, error));
+    *bytes = (size_t)total;
+    return LOOM_OK;
+}
+
+/* -- Packing and launching ------------------------------------------------------------------------------- */
+
+static void pack_values(const loom_plan *plan, const loom_args *args, loom_pass pass, int64_t *values) {
+    for (int32_t i = 0; i < LOOM__NUM_TENSORS; i++) {
+        if (TENSORS[i].uses[pass] == UNUSED) continue;
+        const loom_tensor *tensor = tensor_of(args, i);
+        int64_t *out = &values[LOOM__VALUE_TENSORS + 4 * i];
+        out[0] = (int64_t)(uintptr_t)tensor->data;
+        memcpy(&out[1], tensor->stride, 3 * sizeof tensor->stride[0]);
+    }
+    const loom_shape *shape = &args->shape;
+    values[LOOM__VALUE_BATCH] = shape->batch;
+    values[LOOM__VALUE_HEADS_Q] = shape->heads_q;
+    values[LOOM__VALUE_HEADS_KV] = shape->heads_kv;
+    values[LOOM__VALUE_GROUP] = shape->heads_kv ? shape->heads_q / shape->heads_kv : 0;
+    values[LOOM__VALUE_SEQ_Q] = shape->seq_q;
+    values[LOOM__VALUE_SEQ_K] = shape->seq_k;
+    values[LOOM__VALUE_Q_START] =
+        args->q_start == LOOM_DEFAULT_START ? shape->seq_k - shape->seq_q : args->q_start;
+    values[LOOM__VALUE_K_START] = args->k_start == LOOM_DEFAULT_START ? 0 : args->k_start;
+    float scale = args->scale != 0.0f ? args->scale : (float)(1.0 / sqrt((double)plan->d));
+    uint32_t bits;
+    memcpy(&bits, &scale, sizeof bits);
+    values[LOOM__VALUE_SCALE] = bits;
+}
+
+static void pack_args(const loom__plan_kernel *kernel, const int64_t *values, unsigned char *out) {
+    memset(out, 0, (size_t)kernel->args_bytes);
+    for (int32_t i = 0; i < kernel->num_rows; i++) {
+        const loom__pack_row *row = &kernel->rows[i];
+        if (row->bytes == 8) {
+            memcpy(out + row->offset, &values[row->value], 8);
+        } else {
+            uint32_t narrow = (uint32_t)values[row->value];
+            memcpy(out + row->offset, &narrow, 4);
+        }
+    }
+}
+
+/* Blocks of a kernel, -1 when they are more than a grid holds. */
+static int64_t count_blocks(const loom__plan_kernel *kernel, const int64_t *values) {
+    int64_t tiles = (values[kernel->grid_seq] + kernel->grid_rows - 1) / kernel->grid_rows, blocks;
+    if (__builtin_mul_overflow(values[LOOM__VALUE_BATCH], values[kernel->grid_heads], &blocks) ||
+        __builtin_mul_overflow(blocks, tiles, &blocks) || blocks > MAX_BLOCKS)
+        return -1;
+    return blocks;
+}
+
+static loom_status launch_kernel(const loom_plan *plan, const loom__plan_kernel *kernel,
+                                 const int64_t *values, int64_t blocks, void *stream, loom_error *error) {
+    _Alignas(ARGS_ALIGNMENT) unsigned char packed[LOOM__MAX_ARGS_BYTES];
+    pack_args(kernel, values, packed);
+    if (plan->host) {
+        loom__pool_run(plan->context->pool, kernel->host_module.function, packed, blocks);
+        return LOOM_OK;
+    }
+    void *parameters[] = {packed};
+    int result =
+        plan->driver->launch(kernel->module.function, (unsigned)blocks, 1, 1, (unsigned)kernel->facts.threads,
+                             1, 1, (unsigned)kernel->facts.smem_bytes, stream, parameters, NULL);
+    return result ? loom__driver_check(plan->driver, result, kernel->facts.symbol, error) : LOOM_OK;
+}
+
+static loom_status launch_all(const loom_plan *plan, const loom__plan_kernel *kernels, int32_t count,
+                              uint32_t wanted, const int64_t *values, void *stream, loom_error *error) {
+    int64_t blocks[LOOM__MAX_PASS_KERNELS];
+    for (int32_t i = 0; i < count; i++) {
+        blocks[i] = kernels[i].needs && !(kernels[i].needs & wanted) ? 0 : count_blocks(&kernels[i], values);
+        if (blocks[i] < 0) {
+            return loom__fail(error, LOOM_UNSUPPORTED, "args.shape",
+                              "kernel %s needs a grid of batch %lld x heads %lld x ceil(%lld / %d) blocks, "
+                              "at most 2147483647 are possible",
+                              kernels[i].facts.name, (long long)values[LOOM__VALUE_BATCH],
+                              (long long)values[kernels[i].grid_heads],
+                              (long long)values[kernels[i].grid_seq], kernels[i].grid_rows);
+        }
+    }
+    for (int32_t i = 0; i < count; i++) {
+        if (!blocks[i]) continue;
+        loom__log(plan->context, LOOM__LOG_LAUNCH, "launch kernel=%s variant=%s blocks=%lld",
+                  kernels[i].facts.name, kernels[i].facts.variant, (long long)blocks[i]);
+        LOOM_TRY(plan->context, launch_kernel(plan, &kernels[i], values, blocks[i], stream, error));
+    }
+    return LOOM_OK;
+}
+
+static loom_status fail_alignment(const loom_plan *plan, const loom_args *args, loom_pass pass,
+                                  int32_t alignment, loom_error *error) {
+    for (int32_t i = 0; i < LOOM__NUM_TENSORS; i++) {
+        uint64_t bits = 0;
+        if (!is_used(args, i, pass) || check_tensor(plan, args, pass, i, &bits, NULL) ||
+            bits % (uint64_t)alignment == 0)
+            continue;
+        char field[48] = "args.";
+        return loom__fail(error, LOOM_INVALID, strcat(field, TENSORS[i].name),
+                          "%s has an address (%p) or a stride that is not a multiple of %d bytes, which the "
+                          "plan was promised (desc.alignment)",
+                          TENSORS[i].name, tensor_of(args, i)->data, alignment);
+    }
+    return loom__fail(error, LOOM_INTERNAL, "plan", "no variant of the plan fits the tensors");
+}
+
+static loom_status launch(const loom_plan *plan, loom_pass pass, const loom_args *args, void *stream,
+                          loom_error *error) {
+    int64_t values[LOOM__NUM_VALUES];
+    uint64_t offsets[LOOM__MAX_REGIONS], workspace_bytes = 0, bits = 0;
+    uint32_t wanted = 0;
+    LOOM_TRY(NULL, check_call(plan, pass, args, error));
+    if (!plan->launchable) {
+        return loom__fail(error, LOOM_INVALID, "plan",
+                          "the plan was made with LOOM_DEVICE_NONE, it can be looked at but not launched");
+    }
+    LOOM_TRY(plan->context, check_shape(&args->shape, error));
+    if (!(args->scale >= 0.0f) || isinf(args->scale)) {
+        return loom__fail(error, LOOM_INVALID, "args.scale",
+                          "scale is %g, it must be finite and > 0, or 0 for 1/sqrt(%d)", (double)args->scale,
+                          plan->d);
+    }
+    LOOM_TRY(plan->context, check_start("args.q_start", args->q_start, error));
+    LOOM_TRY(plan->context, check_start("args.k_start", args->k_start, error));
+    for (int32_t i = 0; i < LOOM__NUM_TENSORS; i++) {
+        LOOM_TRY(plan->context, check_tensor(plan, args, pass, i, &bits, error));
+        if (is_written(i, pass) && tensor_of(args, i)->data) wanted |= 1u << i;
+    }
+    LOOM_TRY(plan->context, check_aliases(args, pass, error));
+    pack_values(plan, args, pass, values);
+    LOOM_TRY(plan->context, pack_params(plan, args, values, error));
+
+    const loom__plan_pass *kernels = &plan->passes[pass];
+    if (pass == LOOM_BACKWARD && !wanted) return LOOM_OK;
+    LOOM_TRY(plan->context, lay_out(kernels, &args->shape, offsets, &workspace_bytes, error));
+    LOOM_TRY(plan->context, check_workspace(args, workspace_bytes, error));
+    for (int32_t i = 0; i < kernels->num_regions; i++) {
+        values[LOOM__VALUE_REGIONS + i] =
+            workspace_bytes ? (int64_t)((uintptr_t)args->workspace + offsets[i]) : 0;
+    }
+
+    int32_t variant = 0;
+    while (variant < kernels->num_variants && bits % (uint64_t)kernels->variants[variant].alignment)
+        variant++;
+    if (variant == kernels->num_variants)
+        return fail_alignment(plan, args, pass, kernels->variants[0].alignment, error);
+    const loom__plan_kernel *first = &plan->kernels[kernels->variants[variant].first];
+    int32_t count = kernels->variants[variant].count;
+    if (plan->host) return launch_all(plan, first, count, wanted, values, stream, error);
+
+    const loom__driver_api *driver = plan->driver;
+    loom__cuda_handle current = NULL;
+    driver->context_current(&current);
+    bool enter = current != plan->device->primary;
+    if (enter) LOOM_TRY(plan->context, loom__device_enter(plan->context, plan->device, error));
+    loom_status status = launch_all(plan, first, count, wanted, values, stream, error);
+    if (enter) loom__device_leave(plan->context);
+    return status;
+}
+
+loom_status loom_forward(const loom_plan *plan, const loom_args *args, void *stream, loom_error *error) {
+    return launch(plan, LOOM_FORWARD, args, stream, error);
+}
+
+loom_status loom_backward(const loom_plan *plan, const loom_args *args, void *stream, loom_error *error) {
+    return launch(plan, LOOM_BACKWARD, args, stream, error);
+}

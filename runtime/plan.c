@@ -1,0 +1,667 @@
+/* plan.c - the slow path: from a problem text to loaded kernels.
+ *
+ *     generator -> for each kernel: cache, else source and compile, in parallel -> load -> packing tables
+ *
+ * Called through attnloom.h. Holds the context's lock throughout, so that one context compiles one plan at a
+ * time, each with as many threads as it has missing kernels. Fails with the status of the step that failed;
+ * nothing stays behind.
+ */
+#define _GNU_SOURCE
+#include "plan.h"
+
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cache.h"
+#include "compile.h"
+
+/* -- Checking the description ---------------------------------------------------------------------------- */
+
+enum { MAX_ALIGNMENT = 4096 };
+
+static loom_status check_desc(loom_context *context, const loom_plan_desc *desc, loom_plan **plan,
+                              loom_error *error) {
+    if (!plan) return loom__fail(error, LOOM_INVALID, "plan", "the place for the plan is NULL");
+    *plan = NULL;
+    if (!context) return loom__fail(error, LOOM_INVALID, "context", "context is NULL");
+    if (!desc) return loom__fail(error, LOOM_INVALID, "desc", "desc is NULL");
+    LOOM_TRY(context, loom__check_size(desc, desc->size, sizeof *desc, "desc.size", error));
+    if (!desc->problem) return loom__fail(error, LOOM_INVALID, "desc.problem", "the problem text is NULL");
+    if (desc->device < LOOM_DEVICE_NONE) {
+        return loom__fail(
+            error, LOOM_INVALID, "desc.device",
+            "device is %d, it must be an ordinal from 0, LOOM_DEVICE_HOST (-1) or LOOM_DEVICE_NONE (-2)",
+            desc->device);
+    }
+    if (desc->rigor == LOOM_MEASURE || desc->rigor == LOOM_WISDOM_ONLY) {
+        return loom__fail(error, LOOM_UNSUPPORTED, "desc.rigor",
+                          "rigor %s is not built yet; LOOM_ESTIMATE is",
+                          desc->rigor == LOOM_MEASURE ? "LOOM_MEASURE" : "LOOM_WISDOM_ONLY");
+    }
+    if (desc->rigor != LOOM_ESTIMATE) {
+        return loom__fail(error, LOOM_INVALID, "desc.rigor", "rigor is %d, which is no loom_rigor",
+                          desc->rigor);
+    }
+    if (desc->flags & ~(uint32_t)LOOM_NO_COMPILE) {
+        return loom__fail(error, LOOM_INVALID, "desc.flags", "flags are 0x%x, known is LOOM_NO_COMPILE (0x1)",
+                          desc->flags);
+    }
+    int32_t alignment = desc->alignment;
+    if (alignment < 0 || alignment > MAX_ALIGNMENT || (alignment & (alignment - 1))) {
+        return loom__fail(error, LOOM_INVALID, "desc.alignment",
+                          "alignment is %d, it must be 0 or a power of two up to %d", alignment,
+                          MAX_ALIGNMENT);
+    }
+    const loom_shape *hint = &desc->hint;
+    if (hint->batch < 0 || hint->heads_q < 0 || hint->heads_kv < 0 || hint->seq_q < 0 || hint->seq_k < 0) {
+        return loom__fail(error, LOOM_INVALID, "desc.hint", "the hint has a negative size; 0 means unknown");
+    }
+    return LOOM_OK;
+}
+
+/* What the generator is asked, and the device to load on. */
+static loom_status make_request(loom_context *context, const loom_plan_desc *desc, loom__request *request,
+                                const loom__device **device, loom_error *error) {
+    bool host_target = desc->target && strcmp(desc->target, "host") == 0;
+    *device = NULL;
+    *request = (loom__request){.problem = desc->problem,
+                               .target = desc->target,
+                               .schedule = desc->schedule ? desc->schedule : context->schedule,
+                               .schedule_backward = desc->schedule_backward ? desc->schedule_backward
+                                                                            : context->schedule_backward,
+                               .alignment = desc->alignment,
+                               .hint = desc->hint};
+    if (desc->device == LOOM_DEVICE_HOST) {
+        if (desc->target && !host_target) {
+            return loom__fail(error, LOOM_INVALID, "desc.target",
+                              "target '%s' needs a GPU; LOOM_DEVICE_HOST takes target host", desc->target);
+        }
+        request->target = request->arch = "host";
+    } else if (desc->device == LOOM_DEVICE_NONE) {
+        if (!desc->arch && !host_target) {
+            return loom__fail(error, LOOM_INVALID, "desc.arch",
+                              "LOOM_DEVICE_NONE needs an arch, for example sm_90");
+        }
+        request->arch = host_target ? "host" : desc->arch;
+    } else {
+        if (host_target) {
+            return loom__fail(error, LOOM_INVALID, "desc.target",
+                              "target host runs on LOOM_DEVICE_HOST, not on device %d", desc->device);
+        }
+        LOOM_TRY(context, loom__device_open(context, desc->device, device, error));
+        if (desc->arch && strcmp(desc->arch, (*device)->arch) != 0) {
+            return loom__fail(error, LOOM_INVALID, "desc.arch",
+                              "arch is %s, but device %d (%s) is %s; leave arch NULL", desc->arch,
+                              desc->device, (*device)->name, (*device)->arch);
+        }
+        request->arch = (*device)->arch;
+        request->smem_bytes = (*device)->smem_bytes;
+        request->num_sms = (*device)->num_sms;
+    }
+    return LOOM_OK;
+}
+
+/* -- Words of the generator ------------------------------------------------------------------------------ */
+
+static const char *const TENSOR_NAMES[LOOM__NUM_TENSORS] = {"q",    "k",    "v",  "o",  "lse",
+                                                            "dout", "dlse", "dq", "dk", "dv"};
+
+static const struct {
+    const char *name;
+    int32_t value;
+} WORDS[] = {
+    {"batch", LOOM__VALUE_BATCH},     {"heads_q", LOOM__VALUE_HEADS_Q}, {"heads_kv", LOOM__VALUE_HEADS_KV},
+    {"group", LOOM__VALUE_GROUP},     {"seq_q", LOOM__VALUE_SEQ_Q},     {"seq_k", LOOM__VALUE_SEQ_K},
+    {"q_start", LOOM__VALUE_Q_START}, {"k_start", LOOM__VALUE_K_START}, {"scale", LOOM__VALUE_SCALE}};
+
+static int32_t find_word(const char *name) {
+    for (size_t i = 0; i < sizeof WORDS / sizeof WORDS[0]; i++) {
+        if (strcmp(WORDS[i].name, name) == 0) return WORDS[i].value;
+    }
+    return -1;
+}
+
+static int32_t find_tensor(const char *name, size_t length) {
+    for (int32_t i = 0; i < LOOM__NUM_TENSORS; i++) {
+        if (strlen(TENSOR_NAMES[i]) == length && strncmp(TENSOR_NAMES[i], name, length) == 0) return i;
+    }
+    return -1;
+}
+
+/* Index of the value behind a `source` of gen/abi.lua, -1 if there is no such. */
+static int32_t find_value(const loom_plan *plan, const loom__plan_pass *pass, const char *source) {
+    static const char *const AXES[] = {".data", ".stride.batch", ".stride.seq", ".stride.head"};
+    int32_t word = find_word(source);
+    if (word >= 0) return word;
+    if (strncmp(source, "workspace.", 10) == 0) {
+        for (int32_t i = 0; i < pass->num_regions; i++) {
+            if (strcmp(pass->regions[i].name, source + 10) == 0) return LOOM__VALUE_REGIONS + i;
+        }
+        return -1;
+    }
+    if (strncmp(source, "param.", 6) == 0) {
+        char *rest;
+        long slot = strtol(source + 6, &rest, 10), axis;
+        if (rest == source + 6 || slot < 0 || slot >= plan->num_params) return -1;
+        int32_t first = LOOM__VALUE_PARAMS + (int32_t)slot * LOOM__PARAM_VALUES;
+        if (strcmp(rest, ".data") == 0) return first;
+        if (strcmp(rest, ".scalar") == 0) return first + 1;
+        if (strncmp(rest, ".stride.", 8)) return -1;
+        axis = strtol(rest + 8, &rest, 10);
+        return *rest || axis < 0 || axis >= LOOM__PARAM_DIMS ? -1 : first + 2 + (int32_t)axis;
+    }
+    size_t length = strcspn(source, ".");
+    int32_t tensor = find_tensor(source, length);
+    for (int32_t i = 0; tensor >= 0 && i < 4; i++) {
+        if (strcmp(source + length, AXES[i]) == 0) return LOOM__VALUE_TENSORS + 4 * tensor + i;
+    }
+    return -1;
+}
+
+static loom_status bad_descriptor(const loom__kernel_text *text, const char *what, const char *value,
+                                  loom_error *error) {
+    return loom__fail(error, LOOM_INTERNAL, "generator", "kernel %s: the runtime does not know %s '%s'",
+                      text->name, what, value);
+}
+
+/* -- Resolving what the generator said ------------------------------------------------------------------- */
+
+static loom_status read_dim(const char *text, loom__dim *dim, const char *param, loom_error *error) {
+    char word[32];
+    long long divisor;
+    char *end;
+    *dim = (loom__dim){.value = -1, .divisor = 1};
+    dim->constant = strtoll(text, &end, 10);
+    if (end != text && !*end) return LOOM_OK;
+    if (sscanf(text, "ceil(%31[a-z_]/%lld)", word, &divisor) == 2 && divisor > 0) {
+        dim->value = find_word(word);
+        dim->divisor = divisor;
+    } else {
+        dim->value = find_word(text);
+    }
+    if (dim->value >= 0) return LOOM_OK;
+    return loom__fail(error, LOOM_INTERNAL, "generator",
+                      "param %s: the runtime does not know the dimension '%s'", param, text);
+}
+
+static loom_status read_params(loom_plan *plan, const loom__problem_info *info, loom_error *error) {
+    static const struct {
+        const char *name;
+        int32_t bytes;
+        loom__scalar scalar;
+    } TYPES[] = {{"i32", 4, LOOM__SCALAR_I32}, {"f32", 4, LOOM__SCALAR_F32},  {"i64", 8, LOOM__SCALAR_I32},
+                 {"u8", 1, LOOM__SCALAR_I32},  {"bool", 1, LOOM__SCALAR_I32}, {"f16", 2, LOOM__SCALAR_F32},
+                 {"bf16", 2, LOOM__SCALAR_F32}};
+    if (info->num_params > LOOM__MAX_PLAN_PARAMS) {
+        return loom__fail(error, LOOM_UNSUPPORTED, "problem.params",
+                          "the problem has %d params, at most %d are supported", info->num_params,
+                          LOOM__MAX_PLAN_PARAMS);
+    }
+    plan->num_params = info->num_params;
+    for (int32_t i = 0; i < info->num_params; i++) {
+        const loom__param_info *from = &info->params[i];
+        loom__plan_param *param = &plan->params[i];
+        param->name = from->name;
+        param->num_dims = from->num_dims;
+        for (size_t t = 0; t < sizeof TYPES / sizeof TYPES[0]; t++) {
+            if (strcmp(TYPES[t].name, from->dtype)) continue;
+            param->element_bytes = TYPES[t].bytes;
+            param->scalar = from->num_dims ? LOOM__SCALAR_NONE : TYPES[t].scalar;
+        }
+        if (!param->element_bytes) {
+            return loom__fail(error, LOOM_INTERNAL, "generator",
+                              "param %s: the runtime does not know the type '%s'", from->name, from->dtype);
+        }
+        for (int32_t axis = 0; axis < from->num_dims; axis++) {
+            LOOM_TRY(plan->context, read_dim(from->dims[axis], &param->dims[axis], from->name, error));
+        }
+    }
+    return LOOM_OK;
+}
+
+/* Regions of a pass, of all its kernels: the workspace does not depend on which of them run. */
+static loom_status read_regions(loom__plan_pass *pass, const loom__kernel_text *text, loom_error *error) {
+    for (int32_t i = 0; i < text->num_regions; i++) {
+        const loom__region_text *from = &text->regions[i];
+        int32_t at = 0;
+        while (at < pass->num_regions && strcmp(pass->regions[at].name, from->name)) at++;
+        if (at == LOOM__MAX_REGIONS || from->row_bytes < 0)
+            return bad_descriptor(text, "workspace region", from->name, error);
+        if (at == pass->num_regions) pass->regions[pass->num_regions++] = (loom__region){from->name, 0};
+        if (from->row_bytes > pass->regions[at].row_bytes) pass->regions[at].row_bytes = from->row_bytes;
+    }
+    return LOOM_OK;
+}
+
+static loom_status read_rows(loom_plan *plan, const loom__plan_pass *pass, const loom__kernel_text *text,
+                             loom__plan_kernel *kernel, loom_error *error) {
+    if (text->args_bytes < 0 || text->args_bytes > LOOM__MAX_ARGS_BYTES) {
+        return loom__fail(error, LOOM_UNSUPPORTED, "problem.params",
+                          "kernel %s takes %d bytes of arguments, at most %d are supported: use fewer params",
+                          text->name, text->args_bytes, LOOM__MAX_ARGS_BYTES);
+    }
+    loom__pack_row *rows = loom__arena_alloc(&plan->arena, (size_t)text->num_rows * sizeof *rows);
+    if (!rows) return loom__fail_memory(error);
+    for (int32_t i = 0; i < text->num_rows; i++) {
+        const loom__pack_text *from = &text->rows[i];
+        bool wide = strcmp(from->type, "ptr") == 0 || strcmp(from->type, "i64") == 0;
+        if (!wide && strcmp(from->type, "i32") && strcmp(from->type, "u32") && strcmp(from->type, "f32")) {
+            return bad_descriptor(text, "argument type", from->type, error);
+        }
+        int32_t value = find_value(plan, pass, from->source);
+        int32_t bytes = wide ? 8 : 4;
+        if (value < 0) return bad_descriptor(text, "argument source", from->source, error);
+        if (from->offset < 0 || from->offset + bytes > text->args_bytes) {
+            return bad_descriptor(text, "argument outside its struct:", from->source, error);
+        }
+        rows[i] = (loom__pack_row){(uint16_t)from->offset, (uint16_t)bytes, (uint16_t)value};
+    }
+    kernel->rows = rows;
+    kernel->num_rows = text->num_rows;
+    kernel->args_bytes = text->args_bytes;
+    return LOOM_OK;
+}
+
+static loom_status read_kernel(loom_plan *plan, const loom__kernel_text *text, int32_t index,
+                               loom_error *error) {
+    loom__plan_kernel *kernel = &plan->kernels[index];
+    loom_pass which = strcmp(text->pass, "backward") == 0 ? LOOM_BACKWARD : LOOM_FORWARD;
+    loom__plan_pass *pass = &plan->passes[which];
+    kernel->grid_heads = find_word(text->grid_heads);
+    kernel->grid_seq = find_word(text->grid_seq);
+    kernel->grid_rows = text->grid_rows;
+    if (kernel->grid_heads < 0) return bad_descriptor(text, "grid heads", text->grid_heads, error);
+    if (kernel->grid_seq < 0 || text->grid_rows <= 0)
+        return bad_descriptor(text, "grid seq", text->grid_seq, error);
+    for (int32_t i = 0; i < text->num_needs; i++) {
+        int32_t tensor = find_tensor(text->needs[i], strlen(text->needs[i]));
+        if (tensor < 0) return bad_descriptor(text, "needed output", text->needs[i], error);
+        kernel->needs |= 1u << tensor;
+    }
+    kernel->facts = (loom_kernel){.size = sizeof(loom_kernel),
+                                  .name = text->name,
+                                  .variant = text->variant,
+                                  .symbol = text->symbol,
+                                  .smem_bytes = text->smem_bytes,
+                                  .threads = text->threads};
+    bool aligned = strcmp(text->variant, "aligned") == 0;
+    if (!aligned && strcmp(text->variant, "any"))
+        return bad_descriptor(text, "variant", text->variant, error);
+    int32_t last = pass->num_variants - 1;
+    if (last < 0 || strcmp(plan->kernels[pass->variants[last].first].facts.variant, text->variant)) {
+        if (++last == LOOM__MAX_VARIANTS)
+            return bad_descriptor(text, "so many variants as", text->variant, error);
+        pass->num_variants = last + 1;
+        pass->variants[last].alignment = aligned ? 16 : 1;
+        pass->variants[last].first = index;
+    }
+    if (pass->variants[last].first + pass->variants[last].count != index) {
+        return bad_descriptor(text, "an order of kernels with", text->variant, error);
+    }
+    if (++pass->variants[last].count > LOOM__MAX_PASS_KERNELS)
+        return bad_descriptor(text, "more kernels a pass than", text->pass, error);
+    return LOOM_OK;
+}
+
+static loom_status resolve(loom_plan *plan, const loom__generated *generated, loom_error *error) {
+    plan->num_kernels = generated->num_kernels;
+    plan->kernels = loom__arena_alloc(&plan->arena, (size_t)generated->num_kernels * sizeof *plan->kernels);
+    if (!plan->kernels) return loom__fail_memory(error);
+    for (int32_t i = 0; i < generated->num_kernels; i++) {
+        plan->kernels[i].host_module.fd = -1;
+        const loom__kernel_text *text = &generated->kernels[i];
+        LOOM_TRY(plan->context, read_kernel(plan, text, i, error));
+        LOOM_TRY(plan->context,
+                 read_regions(&plan->passes[strcmp(text->pass, "backward") == 0], text, error));
+    }
+    for (int32_t i = 0; i < generated->num_kernels; i++) {
+        const loom__kernel_text *text = &generated->kernels[i];
+        LOOM_TRY(plan->context, read_rows(plan, &plan->passes[strcmp(text->pass, "backward") == 0], text,
+                                          &plan->kernels[i], error));
+    }
+    return LOOM_OK;
+}
+
+/* -- Compiling ------------------------------------------------------------------------------------------- */
+
+/* One kernel on its way from text to binary. */
+typedef struct build {
+    int32_t index; /* in the plan */
+    const char *slug, *key, *label, *source;
+    loom__entry entry;
+    /* Of the thread that compiles it: */
+    loom__arena arena;
+    loom__compiled compiled;
+    loom_status status;
+    loom_error error;
+} build;
+
+typedef struct build_list {
+    const loom_context *context;
+    const char *arch;
+    bool host;
+    build **jobs;
+    int32_t num_jobs;
+    atomic_int next;
+} build_list;
+
+static void *compile_jobs(void *argument) {
+    build_list *list = argument;
+    for (;;) {
+        int at = atomic_fetch_add(&list->next, 1);
+        if (at >= list->num_jobs) return NULL;
+        build *b = list->jobs[at];
+        b->status = list->host ? loom__compile_host(list->context, b->label, b->source, &b->arena,
+                                                    &b->compiled, &b->error)
+                               : loom__compile_cuda(list->context, b->label, b->source, list->arch, &b->arena,
+                                                    &b->compiled, &b->error);
+    }
+}
+
+/* Compiles all jobs; every one is tried, and the first failure in the plan's order is reported. */
+static loom_status compile_all(build_list *list, loom_error *error) {
+    enum { MAX_COMPILERS = 16 };
+    pthread_t threads[MAX_COMPILERS];
+    int32_t num_threads = 0, wanted = loom__num_processors();
+    if (wanted > MAX_COMPILERS) wanted = MAX_COMPILERS;
+    if (wanted > list->num_jobs) wanted = list->num_jobs;
+    while (num_threads + 1 < wanted && pthread_create(&threads[num_threads], NULL, compile_jobs, list) == 0)
+        num_threads++;
+    compile_jobs(list);
+    for (int32_t i = 0; i < num_threads; i++) pthread_join(threads[i], NULL);
+    for (int32_t i = 0; i < list->num_jobs; i++) {
+        build *b = list->jobs[i];
+        if (b->status == LOOM_OK) continue;
+        if (error && error->size >= sizeof *error) *error = b->error;
+        return b->status;
+    }
+    return LOOM_OK;
+}
+
+static loom_status build_missing(loom_plan *plan, build **jobs, int32_t num_jobs,
+                                 const loom__generated *generated, const char *compiler, loom_error *error) {
+    loom_context *context = plan->context;
+    build_list list = {
+        .context = context, .arch = generated->arch, .host = plan->host, .jobs = jobs, .num_jobs = num_jobs};
+    loom_status status = LOOM_OK;
+    if (!plan->host) LOOM_TRY(context, loom__nvrtc_load(context, error));
+    for (int32_t i = 0; i < num_jobs; i++) {
+        jobs[i]->arena.memory = &context->memory;
+        jobs[i]->error = (loom_error)LOOM_ERROR_INIT;
+        LOOM_TRY(context, loom__generator_source(context, generated, jobs[i]->index, &plan->arena,
+                                                 &jobs[i]->source, error));
+        loom__log(context, LOOM__LOG_SOURCE, "source kernel=%s text=\n%s", jobs[i]->label, jobs[i]->source);
+    }
+    atomic_init(&list.next, 0);
+    status = compile_all(&list, error);
+    for (int32_t i = 0; i < num_jobs; i++) {
+        build *b = jobs[i];
+        loom__arena_adopt(&plan->arena, &b->arena);
+        if (b->status != LOOM_OK) continue;
+        b->entry = (loom__entry){.source = b->source,
+                                 .binary = b->compiled.binary,
+                                 .binary_bytes = b->compiled.binary_bytes,
+                                 .compiler = compiler,
+                                 .certificate = "",
+                                 .registers = b->compiled.registers,
+                                 .spill_bytes = b->compiled.spill_bytes,
+                                 .threads = plan->kernels[b->index].facts.threads,
+                                 .seconds = b->compiled.seconds,
+                                 .host = plan->host};
+        loom__cache_store(context, b->slug, b->key, &plan->arena, &b->entry);
+        loom__log(context, LOOM__LOG_COMPILE,
+                  "compile kernel=%s seconds=%.3f registers=%d spill_bytes=%d entry=%s", b->label,
+                  b->compiled.seconds, b->entry.registers, b->entry.spill_bytes,
+                  *b->entry.path ? b->entry.path : "memory");
+        if (b->compiled.log && *b->compiled.log) {
+            loom__log(context, LOOM__LOG_SOURCE, "compiler kernel=%s output=\n%s", b->label, b->compiled.log);
+        }
+    }
+    return status;
+}
+
+/* -- Loading --------------------------------------------------------------------------------------------- */
+
+static loom_status load_kernel(loom_plan *plan, const loom__entry *entry, loom__plan_kernel *kernel,
+                               loom_error *error) {
+    if (!plan->launchable) return LOOM_OK;
+    if (plan->host) {
+        const char *path = "";
+        if (*entry->path) path = loom__arena_print(&plan->arena, "%s/kernel.so", entry->path);
+        if (!path) return loom__fail_memory(error);
+        return loom__host_load(plan->context, path, entry->binary, entry->binary_bytes, kernel->facts.symbol,
+                               &kernel->host_module, error);
+    }
+    LOOM_TRY(plan->context, loom__device_enter(plan->context, plan->device, error));
+    loom_status status = loom__module_load(plan->context, plan->device, entry->binary, kernel->facts.symbol,
+                                           kernel->facts.smem_bytes, &kernel->module, error);
+    loom__device_leave(plan->context);
+    return status;
+}
+
+static void set_facts(loom__plan_kernel *kernel, const build *b, bool cached) {
+    loom_kernel *facts = &kernel->facts;
+    facts->source = b->entry.source;
+    facts->key = b->key;
+    facts->entry = b->entry.path;
+    facts->compiler = b->entry.compiler;
+    facts->certificate = b->entry.certificate;
+    facts->binary = b->entry.binary;
+    facts->binary_bytes = b->entry.binary_bytes;
+    facts->cached = cached;
+    facts->registers = b->entry.registers;
+    facts->spill_bytes = b->entry.spill_bytes;
+    facts->compile_seconds = cached ? 0 : b->entry.seconds;
+}
+
+/* Names and keys of a kernel. */
+static loom_status prepare_build(loom_plan *plan, const loom__generated *generated,
+                                 const loom__problem_info *info, const char *digest, const char *compiler_key,
+                                 int32_t index, build *b, loom_error *error) {
+    const loom__kernel_text *text = &generated->kernels[index];
+    loom__arena *arena = &plan->arena;
+    b->index = index;
+    b->label = loom__arena_print(arena, "%s-%s", text->name, text->variant);
+    b->slug = loom__arena_print(arena, "%s-%s-d%d-%d-%s-%s", text->name, info->dtype, info->d, info->dv,
+                                text->variant, generated->arch);
+    b->key = loom__arena_print(arena, "%sgenerator %s\n%s", text->key, digest, compiler_key);
+    return b->label && b->slug && b->key ? LOOM_OK : loom__fail_memory(error);
+}
+
+/* A cached kernel that does not load is as good as none: it is built anew, once. */
+static loom_status load_again(loom_plan *plan, build *b, const loom__generated *generated,
+                              const char *compiler, const char *reason, loom_error *error) {
+    loom__cache_evict(plan->context, b->entry.path, reason);
+    LOOM_TRY(plan->context, build_missing(plan, &b, 1, generated, compiler, error));
+    set_facts(&plan->kernels[b->index], b, false);
+    return load_kernel(plan, &b->entry, &plan->kernels[b->index], error);
+}
+
+static loom_status build_kernels(loom_plan *plan, const loom__generated *generated,
+                                 const loom__problem_info *info, bool no_compile, loom_error *error) {
+    loom_context *context = plan->context;
+    const loom__toolchain *toolchain = NULL;
+    char digest[33];
+    size_t count = (size_t)generated->num_kernels;
+    build *builds = loom__arena_alloc(&plan->arena, count * sizeof *builds);
+    build **missing = loom__arena_alloc(&plan->arena, count * sizeof *missing);
+    int32_t num_missing = 0;
+    if (!builds || !missing) return loom__fail_memory(error);
+    LOOM_TRY(context, loom__generator_digest(context, digest, error));
+    LOOM_TRY(context, plan->host ? loom__cc_find(context, &toolchain, error)
+                                 : loom__nvrtc_find(context, &toolchain, error));
+    if (plan->host) plan->texts[LOOM_TEXT_ARCH] = toolchain->triple;
+    for (int32_t i = 0; i < generated->num_kernels; i++) {
+        build *b = &builds[i];
+        LOOM_TRY(context, prepare_build(plan, generated, info, digest, toolchain->identity, i, b, error));
+        bool hit = loom__cache_load(context, b->slug, b->key, plan->host, &plan->arena, &b->entry);
+        loom__log(context, LOOM__LOG_COMPILE, "cache %s kernel=%s", hit ? "hit" : "miss", b->label);
+        if (!hit) missing[num_missing++] = b;
+    }
+    if (num_missing && no_compile) {
+        return loom__fail(
+            error, LOOM_NOT_FOUND, "desc.flags",
+            "%d of %d kernels are not in the cache (%s), first %s, and LOOM_NO_COMPILE forbids to build them",
+            num_missing, generated->num_kernels, *context->cache_dir ? context->cache_dir : "in memory",
+            missing[0]->slug);
+    }
+    if (num_missing)
+        LOOM_TRY(context, build_missing(plan, missing, num_missing, generated, toolchain->name, error));
+    for (int32_t i = 0, m = 0; i < generated->num_kernels; i++) {
+        build *b = &builds[i];
+        bool cached = m == num_missing || missing[m] != b;
+        if (!cached) m++;
+        set_facts(&plan->kernels[i], b, cached);
+        loom_status status = load_kernel(plan, &b->entry, &plan->kernels[i], error);
+        if (status != LOOM_OK && cached && status != LOOM_UNSUPPORTED && status != LOOM_MEMORY &&
+            !no_compile) {
+            status = load_again(plan, b, generated, toolchain->name, "it does not load", error);
+        }
+        if (status != LOOM_OK) return status;
+    }
+    return LOOM_OK;
+}
+
+/* -- Plans ----------------------------------------------------------------------------------------------- */
+
+static loom_status keep_text(loom_plan *plan, loom_text which, const char *text, loom_error *error) {
+    plan->texts[which] = loom__arena_copy(&plan->arena, text, strlen(text));
+    return plan->texts[which] ? LOOM_OK : loom__fail_memory(error);
+}
+
+static loom_status prepare_threads(loom_plan *plan, loom_error *error) {
+    loom_context *context = plan->context;
+    size_t scratch_bytes = 1;
+    if (!context->pool)
+        LOOM_TRY(context, loom__pool_create(&context->memory, context->num_threads, &context->pool, error));
+    for (int32_t i = 0; i < plan->num_kernels; i++) {
+        if ((size_t)plan->kernels[i].facts.smem_bytes > scratch_bytes)
+            scratch_bytes = (size_t)plan->kernels[i].facts.smem_bytes;
+    }
+    return loom__pool_reserve(context->pool, scratch_bytes, error);
+}
+
+static loom_status fill_plan(loom_plan *plan, const loom_plan_desc *desc, loom__generated *generated,
+                             loom_error *error) {
+    loom_context *context = plan->context;
+    loom__request request;
+    loom__problem_info info;
+    LOOM_TRY(context, make_request(context, desc, &request, &plan->device, error));
+    LOOM_TRY(context, loom__problem_query(context, desc->problem, &plan->arena, &info, error));
+    LOOM_TRY(context, loom__generator_plan(context, &request, &plan->arena, generated, error));
+    plan->driver = context->driver;
+    plan->d = info.d;
+    plan->dv = info.dv;
+    plan->backward = info.backward;
+    plan->element_bytes = strcmp(info.dtype, "fp32") == 0 ? 4 : 2;
+    plan->host = strcmp(generated->target, "host") == 0;
+    plan->launchable = desc->device != LOOM_DEVICE_NONE;
+    LOOM_TRY(context, keep_text(plan, LOOM_TEXT_PROBLEM, generated->problem, error));
+    LOOM_TRY(context, keep_text(plan, LOOM_TEXT_TARGET, generated->target, error));
+    LOOM_TRY(context, keep_text(plan, LOOM_TEXT_ARCH, generated->arch, error));
+    LOOM_TRY(context, keep_text(plan, LOOM_TEXT_SCHEDULE, generated->schedule, error));
+    LOOM_TRY(context, keep_text(plan, LOOM_TEXT_SCHEDULE_BACKWARD, generated->schedule_backward, error));
+    LOOM_TRY(context, keep_text(plan, LOOM_TEXT_WHY, generated->why, error));
+    loom__log(context, LOOM__LOG_CANDIDATE, "plan why=\n%s", generated->why);
+    LOOM_TRY(context, read_params(plan, &info, error));
+    LOOM_TRY(context, resolve(plan, generated, error));
+    LOOM_TRY(context, build_kernels(plan, generated, &info, desc->flags & LOOM_NO_COMPILE, error));
+    return plan->host && plan->launchable ? prepare_threads(plan, error) : LOOM_OK;
+}
+
+loom_status loom_plan_create(loom_context *context, const loom_plan_desc *desc, loom_plan **plan,
+                             loom_error *error) {
+    loom__generated generated = {.reference = -2}; /* LUA_NOREF */
+    LOOM_TRY(NULL, check_desc(context, desc, plan, error));
+    loom_plan *made = context->memory.resize(context->memory.user, NULL, sizeof *made);
+    if (!made) return loom__fail_memory(error);
+    memset(made, 0, sizeof *made);
+    made->context = context;
+    made->arena.memory = &context->memory;
+    double start = loom__now();
+    loom__context_lock(context);
+    loom_status status = fill_plan(made, desc, &generated, error);
+    loom__generator_release(context, &generated);
+    loom__context_unlock(context);
+    if (status != LOOM_OK) {
+        loom_plan_destroy(made);
+        return status;
+    }
+    loom__log(context, LOOM__LOG_COMPILE, "plan problem=\"%s\" target=%s arch=%s kernels=%d seconds=%.4f",
+              made->texts[LOOM_TEXT_PROBLEM], made->texts[LOOM_TEXT_TARGET], made->texts[LOOM_TEXT_ARCH],
+              made->num_kernels, loom__now() - start);
+    *plan = made;
+    return LOOM_OK;
+}
+
+void loom_plan_destroy(loom_plan *plan) {
+    if (!plan) return;
+    loom_context *context = plan->context;
+    bool entered = plan->device && loom__device_enter(context, plan->device, NULL) == LOOM_OK;
+    for (int32_t i = 0; i < plan->num_kernels; i++) {
+        loom__host_unload(&plan->kernels[i].host_module);
+        if (entered && plan->kernels[i].module.module)
+            plan->driver->module_unload(plan->kernels[i].module.module);
+    }
+    if (entered) loom__device_leave(context);
+    loom__arena_free(&plan->arena);
+    context->memory.resize(context->memory.user, plan, 0);
+}
+
+/* -- Introspection --------------------------------------------------------------------------------------- */
+
+int32_t loom_plan_param(const loom_plan *plan, const char *name) {
+    for (int32_t i = 0; plan && name && i < plan->num_params; i++) {
+        if (strcmp(plan->params[i].name, name) == 0) return i;
+    }
+    return -1;
+}
+
+const char *loom_plan_text(const loom_plan *plan, loom_text which) {
+    if (!plan || which < LOOM_TEXT_PROBLEM || which > LOOM_TEXT_WHY) return "";
+    return plan->texts[which];
+}
+
+int32_t loom_plan_num_kernels(const loom_plan *plan) { return plan ? plan->num_kernels : 0; }
+
+loom_status loom_plan_kernel(const loom_plan *plan, int32_t index, loom_kernel *kernel, loom_error *error) {
+    if (!plan || !kernel)
+        return loom__fail(error, LOOM_INVALID, plan ? "kernel" : "plan", "%s is NULL",
+                          plan ? "kernel" : "plan");
+    if (kernel->size < sizeof *kernel) {
+        return loom__fail(error, LOOM_INVALID, "kernel.size",
+                          "size is %zu, this library needs %zu: use LOOM_KERNEL_INIT", kernel->size,
+                          sizeof *kernel);
+    }
+    if (index < 0 || index >= plan->num_kernels) {
+        return loom__fail(error, LOOM_INVALID, "index", "index is %d, the plan has %d kernels", index,
+                          plan->num_kernels);
+    }
+    size_t size = kernel->size;
+    *kernel = plan->kernels[index].facts;
+    kernel->size = size;
+    return LOOM_OK;
+}
+
+loom_status loom_plan_certify(loom_plan *plan, const char *text, loom_error *error) {
+    if (!plan || !text)
+        return loom__fail(error, LOOM_INVALID, plan ? "text" : "plan", "%s is NULL", plan ? "text" : "plan");
+    loom_context *context = plan->context;
+    loom_status status = LOOM_OK;
+    loom__context_lock(context);
+    const char *copy = loom__arena_copy(&plan->arena, text, strlen(text));
+    if (!copy) {
+        status = loom__fail_memory(error);
+        goto out;
+    }
+    for (int32_t i = 0; i < plan->num_kernels; i++) {
+        loom_kernel *facts = &plan->kernels[i].facts;
+        if (*facts->entry) LOOM_TRY_OUT(context, loom__cache_certify(context, facts->entry, text, error));
+        facts->certificate = copy;
+    }
+out:
+    loom__context_unlock(context);
+    return status;
+}

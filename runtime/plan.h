@@ -1,0 +1,121 @@
+/* plan.h - the inside of a plan: made by plan.c, read by launch.c. Immutable but for certificates. */
+#ifndef LOOM_PLAN_H
+#define LOOM_PLAN_H
+
+#include "common.h"
+#include "device.h"
+#include "generator.h"
+#include "threads.h"
+
+/* Tensors of loom_args, in the order of TENSORS in launch.c. */
+enum {
+    LOOM__Q,
+    LOOM__K,
+    LOOM__V,
+    LOOM__O,
+    LOOM__LSE,
+    LOOM__DOUT,
+    LOOM__DLSE,
+    LOOM__DQ,
+    LOOM__DK,
+    LOOM__DV,
+    LOOM__NUM_TENSORS
+};
+
+enum {
+    LOOM__MAX_REGIONS = 8,
+    LOOM__MAX_PLAN_PARAMS = 32,
+    LOOM__MAX_ARGS_BYTES = 2048, /* half of what a CUDA kernel takes */
+    LOOM__MAX_VARIANTS = 4,
+    LOOM__MAX_PASS_KERNELS = 16 /* of one variant */
+};
+
+/* Values a kernel's arguments are packed from: a launch fills the list once, each kernel's rows copy from it.
+ */
+enum {
+    LOOM__VALUE_TENSORS = 0, /* per tensor: data, stride of batch, seq, head */
+    LOOM__VALUE_BATCH = 4 * LOOM__NUM_TENSORS,
+    LOOM__VALUE_HEADS_Q,
+    LOOM__VALUE_HEADS_KV,
+    LOOM__VALUE_GROUP,
+    LOOM__VALUE_SEQ_Q,
+    LOOM__VALUE_SEQ_K,
+    LOOM__VALUE_Q_START,
+    LOOM__VALUE_K_START,
+    LOOM__VALUE_SCALE, /* bits of a float */
+    LOOM__VALUE_REGIONS,
+    LOOM__VALUE_PARAMS = LOOM__VALUE_REGIONS + LOOM__MAX_REGIONS, /* per slot: data, scalar, strides */
+    LOOM__PARAM_VALUES = 2 + LOOM__PARAM_DIMS,
+    LOOM__NUM_VALUES = LOOM__VALUE_PARAMS + LOOM__MAX_PLAN_PARAMS * LOOM__PARAM_VALUES
+};
+
+typedef struct loom__pack_row {
+    uint16_t offset, bytes; /* in the argument struct; 4 or 8 bytes */
+    uint16_t value;         /* index among the values */
+} loom__pack_row;
+
+/* Size of a dimension of an array param: a constant, or a word of the shape divided by `divisor`, rounded up.
+ */
+typedef struct loom__dim {
+    int32_t value; /* LOOM__VALUE_BATCH ..., -1: the constant */
+    int64_t divisor, constant;
+} loom__dim;
+
+typedef enum loom__scalar { LOOM__SCALAR_NONE, LOOM__SCALAR_I32, LOOM__SCALAR_F32 } loom__scalar;
+
+typedef struct loom__plan_param {
+    const char *name;
+    loom__scalar scalar; /* NONE: an array */
+    int32_t element_bytes;
+    int32_t num_dims;
+    loom__dim dims[LOOM__PARAM_DIMS];
+} loom__plan_param;
+
+typedef struct loom__plan_kernel {
+    loom_kernel facts;
+    bool host_binary;
+    const loom__pack_row *rows;
+    int32_t num_rows;
+    int32_t args_bytes;
+    uint32_t needs;               /* bits of tensors, one of which must be wanted; 0: always */
+    int32_t grid_heads, grid_seq; /* indices of values */
+    int32_t grid_rows;
+    loom__module module;           /* GPU */
+    loom__host_module host_module; /* host */
+} loom__plan_kernel;
+
+typedef struct loom__region {
+    const char *name;
+    int64_t row_bytes;
+} loom__region;
+
+/* Kernels of one pass. A launch takes the first variant whose alignment its tensors have. */
+typedef struct loom__plan_pass {
+    int32_t num_variants;
+    struct {
+        int32_t alignment; /* bytes; 1: none */
+        int32_t first, count;
+    } variants[LOOM__MAX_VARIANTS];
+    int32_t num_regions;
+    loom__region regions[LOOM__MAX_REGIONS];
+} loom__plan_pass;
+
+struct loom_plan {
+    loom_context *context;
+    loom__arena arena;
+    const char *texts[LOOM_TEXT_WHY + 1];
+    int32_t d, dv;
+    int32_t element_bytes;
+    bool backward;
+    bool host;
+    bool launchable;
+    const loom__device *device; /* GPU */
+    const loom__driver_api *driver;
+    int32_t num_params;
+    loom__plan_param params[LOOM__MAX_PLAN_PARAMS];
+    int32_t num_kernels;
+    loom__plan_kernel *kernels;
+    loom__plan_pass passes[2]; /* by loom_pass */
+};
+
+#endif

@@ -1,0 +1,802 @@
+/* test_cli.c - the program `attnloom` as a user meets it: help, errors, exit codes, texts, files. Each run is
+ * a child process that calls the program's main with its streams in files.
+ *
+ * ctest: gpu
+ *
+ * Golden files lie in tests/golden; ATTNLOOM_UPDATE_GOLDEN=1 writes them anew. */
+#define _XOPEN_SOURCE 700
+#include <ftw.h>
+#include <math.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "cli.h"
+#include "compile.h"
+#include "device.h"
+#include "npy.h"
+
+enum { MAX_ARGUMENTS = 40, MAX_PATH = 512 };
+
+static char folder[MAX_PATH - 64]; /* of this program: cache, files */
+
+/* -- Running the program -------------------------------------------------------------------------------- */
+
+typedef struct outcome {
+    int status;
+    char *out, *err;
+} outcome;
+
+/* Texts of tests stay reachable, so that a test that fails half way leaks nothing into the children that
+ * follow. */
+static char *keep(char *text) {
+    static char *kept[64];
+    static size_t num_kept;
+    char **place = &kept[num_kept++ % 64];
+    free(*place);
+    return *place = text;
+}
+
+static char *read_file(const char *path) {
+    FILE *file = fopen(path, "rb");
+    char *text = NULL;
+    long size = 0;
+    if (!file) return NULL;
+    fseek(file, 0, SEEK_END);
+    size = ftell(file);
+    rewind(file);
+    text = calloc(1, (size_t)size + 1);
+    if (fread(text, 1, (size_t)size, file) != (size_t)size) text[0] = 0;
+    fclose(file);
+    return keep(text);
+}
+
+static void path_in(char *path, const char *name) { snprintf(path, MAX_PATH, "%s/%s", folder, name); }
+
+/* A child that crashes must die: cmocka's handlers would go on with the tests in it. */
+static void become_plain(void) {
+    const int signals[] = {SIGSEGV, SIGABRT, SIGFPE, SIGILL, SIGBUS};
+    for (size_t i = 0; i < sizeof signals / sizeof signals[0]; i++) signal(signals[i], SIG_DFL);
+}
+
+/* Runs `attnloom` with the words given, NULL after the last. */
+static outcome run_words(char **words, int num_words) {
+    outcome last;
+    char out[MAX_PATH + 8], err[MAX_PATH + 8];
+    int status = 0;
+    path_in(out, "stdout");
+    path_in(err, "stderr");
+    fflush(NULL);
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        become_plain();
+        if (!freopen(out, "wb", stdout) || !freopen(err, "wb", stderr)) _exit(99);
+        exit(loom__cli_main(num_words, words));
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    last.out = read_file(out);
+    last.err = read_file(err);
+    last.status = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+    return last;
+}
+
+#define RUN(...)                                                                                             \
+    run_words((char *[]){"attnloom", __VA_ARGS__, NULL},                                                     \
+              (int)(sizeof((char *[]){"attnloom", __VA_ARGS__}) / sizeof(char *)))
+
+/* Fails with the texts of the run, which say more than the number. */
+static outcome expect(outcome got, int status) {
+    if (got.status != status) fail_msg("exit status %d, not %d\n%s%s", got.status, status, got.out, got.err);
+    return got;
+}
+
+static void expect_text(const char *text, const char *part) {
+    if (!strstr(text, part)) fail_msg("'%s' is not in:\n%s", part, text);
+}
+
+/* -- Help and errors ------------------------------------------------------------------------------------ */
+
+static const char *const COMMANDS[] = {"emit", "why", "run", "check", "compile", "bench", "cache", "info"};
+
+static void help_is_printed(void **state) {
+    (void)state;
+    outcome got = expect(RUN("--help"), 0);
+    for (size_t i = 0; i < sizeof COMMANDS / sizeof COMMANDS[0]; i++) {
+        char word[32];
+        snprintf(word, sizeof word, "\n  %s ", COMMANDS[i]);
+        expect_text(got.out, word);
+    }
+    assert_string_equal(got.err, "");
+}
+
+static void each_command_has_help(void **state) {
+    (void)state;
+    for (size_t i = 0; i < sizeof COMMANDS / sizeof COMMANDS[0]; i++) {
+        char usage[48];
+        outcome got = expect(RUN((char *)COMMANDS[i], "--help"), 0);
+        snprintf(usage, sizeof usage, "usage: attnloom %s", COMMANDS[i]);
+        expect_text(got.out, usage);
+        expect_text(got.out, "--help");
+        expect_text(got.out, "examples:");
+        assert_string_equal(got.err, "");
+        for (const char *line = got.out; *line; line += strcspn(line, "\n"), line += *line == '\n')
+            assert_in_range(strcspn(line, "\n"), 0, 110);
+    }
+}
+
+static void wrong_usage_is_said(void **state) {
+    (void)state;
+    const struct {
+        char *words[6];
+        int num;
+        const char *said;
+    } list[] = {
+        {{"attnloom"}, 1, "a command is missing"},
+        {{"attnloom", "emti"}, 2, "emti: no such command; did you mean emit?"},
+        {{"attnloom", "qqqqqqqqqq"}, 2, "no such command; `attnloom --help` lists them"},
+        {{"attnloom", "emit"}, 2, "emit: PROBLEM is missing"},
+        {{"attnloom", "emit", "bf16 d=64", "causal"}, 4, "unexpected operand 'causal'"},
+        {{"attnloom", "emit", "bf16 d=64", "--pas", "backward"},
+         5,
+         "--pas: no such option; did you mean --pass?"},
+        {{"attnloom", "emit", "bf16 d=64", "--zzzzzzzz"}, 4, "--zzzzzzzz: no such option\n"},
+        {{"attnloom", "emit", "bf16 d=64", "--pass"}, 4, "--pass: needs a value, forward|backward"},
+        {{"attnloom", "emit", "bf16 d=64", "--pass=sideways"},
+         4,
+         "--pass: 'sideways': it takes one of forward|backward"},
+        {{"attnloom", "emit", "bf16 d=64", "--standalone=1"}, 4, "--standalone: it takes no value"},
+        {{"attnloom", "why", "bf16 d=64", "--shape", "batch=x"},
+         5,
+         "--shape: 'batch=x': 'batch=x' is not batch=B"},
+        {{"attnloom", "why", "bf16 d=64", "--shape", "seq=3:"}, 5, "'seq=3:' is not batch=B"},
+        {{"attnloom", "run", "bf16 d=64", "--device", "gpu"},
+         5,
+         "--device: 'gpu': it takes the number of a CUDA device or 'host'"},
+        {{"attnloom", "run", "bf16 d=64", "--scale", "nan"}, 5, "--scale: 'nan': it takes a finite number"},
+        {{"attnloom", "run", "bf16 d=64"}, 3, "run: needs --q, --k and --v"},
+        {{"attnloom", "bench"}, 2, "give either PROBLEM or --grid paper"},
+        {{"attnloom", "bench", "--hdim", "64,,128"}, 4, "--hdim: '64,,128': it takes at most"},
+        {{"attnloom", "bench", "--mode", "burst,slow"},
+         4,
+         "--mode: 'burst,slow': it takes words of burst|sustained"},
+        {{"attnloom", "cache"}, 2, "cache: list|verify|clear is missing"},
+        {{"attnloom", "cache", "lst"}, 3, "'lst' is not one of list, verify, clear; did you mean list?"},
+    };
+    for (size_t i = 0; i < sizeof list / sizeof list[0]; i++) {
+        outcome got = expect(run_words((char **)list[i].words, list[i].num), 2);
+        expect_text(got.err, list[i].said);
+        assert_string_equal(got.out, "");
+    }
+}
+
+static void problem_errors_are_printed(void **state) {
+    (void)state;
+    outcome got = expect(RUN("emit", "bf16 d=64 mask={k <= qq}"), 1);
+    expect_text(got.err, "attnloom: problem.mask: ");
+    expect_text(got.err, "qq");
+    expect_text(got.err, "^");
+    assert_string_equal(got.out, "");
+    got = expect(RUN("emit", "fp32 d=64", "--target", "mma"), 1);
+    expect_text(got.err, "attnloom: problem.dtype: ");
+    got = expect(RUN("emit", "bf16 d=64 causal", "--pass", "backward"), 1);
+    expect_text(got.err, "lacks the word 'backward'");
+    got = expect(RUN("emit", "bf16 d=64 causal", "--kernel", "sideways"), 1);
+    expect_text(got.err, "has no kernel 'sideways' of variant '*'; it has: forward (aligned)");
+    got = expect(RUN("emit", "bf16 d=64 causal", "--variant", "any"), 0);
+    expect_text(got.out, ", variant any\n");
+}
+
+static void full_disk_is_a_failure(void **state) {
+    (void)state;
+    if (access("/dev/full", W_OK) != 0) skip();
+    fflush(NULL);
+    pid_t child = fork();
+    int status = 0;
+    if (child == 0) {
+        become_plain();
+        char *words[] = {"attnloom", "--help", NULL};
+        if (!freopen("/dev/full", "wb", stdout) || !freopen("/dev/null", "wb", stderr)) _exit(99);
+        _exit(loom__cli_main(2, words));
+    }
+    waitpid(child, &status, 0);
+    assert_true(WIFEXITED(status));
+    assert_int_equal(WEXITSTATUS(status), 1);
+}
+
+/* -- Emitted texts -------------------------------------------------------------------------------------- */
+
+static const struct {
+    const char *file;
+    char *words[8];
+} GOLDENS[] = {
+    {"bf16_d128_causal.cu", {"bf16 d=128 causal", "--arch", "sm_90"}},
+    {"fp16_d64_window_backward.cu",
+     {"fp16 d=64 mask={causal & window(255, 0)} backward", "--arch", "sm_75", "--pass", "backward"}},
+    {"bf16_d96_64_softcap_deterministic.cu",
+     {"bf16 d=96:64 score={softcap(50)} backward deterministic", "--arch", "sm_80", "--pass", "backward"}},
+    {"fp16_d64_document.cu",
+     {"fp16 d=64 mask={doc[q] == doc[k]} params={doc: i32[seq_k]}", "--arch", "sm_86"}},
+    {"bf16_d64_causal_standalone.cu", {"bf16 d=64 causal", "--arch", "sm_80", "--standalone"}},
+    {"fp32_d40_causal.c", {"fp32 d=40 causal backward", "--target", "host"}},
+    {"bf16_d64_alibi_backward.c",
+     {"bf16 d=64 mask={causal} score={alibi(slopes[h])} params={slopes: f32[heads_q]} backward", "--target",
+      "host", "--pass", "backward"}},
+};
+
+static outcome emit_golden(size_t i) {
+    char *words[12] = {"attnloom", "emit"};
+    int num = 2;
+    for (int j = 0; j < 8 && GOLDENS[i].words[j]; j++) words[num++] = GOLDENS[i].words[j];
+    return expect(run_words(words, num), 0);
+}
+
+static void emitted_text_is_golden(void **state) {
+    (void)state;
+    bool update = getenv("ATTNLOOM_UPDATE_GOLDEN") && *getenv("ATTNLOOM_UPDATE_GOLDEN");
+    for (size_t i = 0; i < sizeof GOLDENS / sizeof GOLDENS[0]; i++) {
+        char path[MAX_PATH];
+        snprintf(path, sizeof path, "tests/golden/%s", GOLDENS[i].file);
+        outcome got = emit_golden(i);
+        if (update) {
+            FILE *file = fopen(path, "wb");
+            assert_non_null(file);
+            assert_int_equal(fwrite(got.out, 1, strlen(got.out), file), strlen(got.out));
+            assert_int_equal(fclose(file), 0);
+        }
+        char *wanted = read_file(path);
+        if (!wanted) fail_msg("%s is missing; ATTNLOOM_UPDATE_GOLDEN=1 writes it", path);
+        if (strcmp(wanted, got.out) != 0) {
+            size_t at = 0, line = 1;
+            for (; wanted[at] == got.out[at]; at++) line += wanted[at] == '\n';
+            fail_msg("%s: line %zu differs; ATTNLOOM_UPDATE_GOLDEN=1 takes the new text", path, line);
+        }
+    }
+}
+
+static void second_emit_is_equal(void **state) {
+    (void)state;
+    for (size_t i = 0; i < sizeof GOLDENS / sizeof GOLDENS[0]; i++) {
+        outcome first = emit_golden(i);
+        assert_string_equal(first.out, emit_golden(i).out);
+    }
+}
+
+static void emit_writes_a_file(void **state) {
+    (void)state;
+    char path[MAX_PATH], wrong[MAX_PATH];
+    path_in(path, "forward.cu");
+    path_in(wrong, "no/such/folder.cu");
+    outcome printed = expect(RUN("emit", "bf16 d=64 causal"), 0);
+    outcome got = expect(RUN("emit", "bf16 d=64 causal", "-o", path), 0);
+    assert_string_equal(got.out, "");
+    assert_string_equal(read_file(path), printed.out);
+    got = expect(RUN("emit", "bf16 d=64 causal", "-o", wrong), 1);
+    expect_text(got.err, "cannot be written");
+}
+
+static void why_tells_tiles(void **state) {
+    (void)state;
+    // 8 tiles of 128 queries; tile i sees 2 (i + 1) of the 16 tiles of 64 keys, the last two of them in part.
+    outcome got = expect(RUN("why", "bf16 d=128 causal", "--shape", "batch=1 heads=8:2 seq=1024",
+                             "--schedule", "tile=128x64 warps=4"),
+                         0);
+    expect_text(got.out, "bf16 d=128 mask={k <= q}");
+    expect_text(got.out, "visited 72 (full 56, partial 16), skipped 56");
+    got = expect(RUN("why", "bf16 d=64 causal backward", "--pass", "backward", "--arch", "sm_86"), 0);
+    expect_text(got.out, "sm_86");
+    got = expect(RUN("why", "bf16 d=64", "--schedule", "tile=1x1"), 1);
+    expect_text(got.err, "attnloom: schedule: ");
+}
+
+/* -- Run ------------------------------------------------------------------------------------------------ */
+
+static void write_array(const char *path, loom__npy_type type, int num_dims, const int64_t *dims,
+                        void *data) {
+    loom__npy array = {.type = type, .num_dims = num_dims, .num_items = 1, .data = data};
+    loom_error error = LOOM_ERROR_INIT;
+    for (int i = 0; i < num_dims; i++) array.num_items *= array.dims[i] = dims[i];
+    array.num_bytes = (size_t)array.num_items * loom__npy_type_bytes(type);
+    if (loom__npy_write(path, &array, &error)) fail_msg("%s: %s", error.field, error.text);
+}
+
+static loom__npy read_array(const char *path) {
+    loom__npy array;
+    loom_error error = LOOM_ERROR_INIT;
+    if (loom__npy_read(path, &array, &error)) fail_msg("%s: %s", error.field, error.text);
+    return array;
+}
+
+/* A small causal case with grouped heads: d = 8, so that it can be computed in the plainest way. */
+enum {
+    BATCH = 2,
+    HEADS = 4,
+    HEADS_KV = 2,
+    SEQ_Q = 5,
+    SEQ_K = 9,
+    DIM = 8,
+    ITEMS_Q = BATCH * SEQ_Q * HEADS * DIM,
+    ITEMS_K = BATCH * SEQ_K * HEADS_KV * DIM
+};
+static const int64_t DIMS_Q[] = {BATCH, SEQ_Q, HEADS, DIM}, DIMS_K[] = {BATCH, SEQ_K, HEADS_KV, DIM};
+static char path_q[MAX_PATH], path_k[MAX_PATH], path_v[MAX_PATH], path_o[MAX_PATH], path_lse[MAX_PATH];
+static float data_q[ITEMS_Q], data_k[ITEMS_K], data_v[ITEMS_K];
+
+static void make_inputs(void) {
+    path_in(path_q, "q.npy");
+    path_in(path_k, "k.npy");
+    path_in(path_v, "v.npy");
+    path_in(path_o, "o.npy");
+    path_in(path_lse, "lse.npy");
+    for (int i = 0; i < ITEMS_Q; i++) data_q[i] = (float)(i * 7 % 13 - 6) / 8;
+    for (int i = 0; i < ITEMS_K; i++)
+        data_k[i] = (float)(i * 5 % 11 - 5) / 8, data_v[i] = (float)(i * 3 % 17 - 8) / 8;
+    write_array(path_q, LOOM__NPY_F4, 4, DIMS_Q, data_q);
+    write_array(path_k, LOOM__NPY_F4, 4, DIMS_K, data_k);
+    write_array(path_v, LOOM__NPY_F4, 4, DIMS_K, data_v);
+}
+
+/* Causal attention of one row in double; returns its log-sum-exp. */
+static double plain_row(int b, int row, int h, double out[DIM]) {
+    double weights[SEQ_K], sum = 0;
+    int hkv = h / (HEADS / HEADS_KV);
+    for (int i = 0; i < DIM; i++) out[i] = 0;
+    for (int col = 0; col <= row + SEQ_K - SEQ_Q; col++) {
+        double s = 0;
+        for (int i = 0; i < DIM; i++)
+            s += (double)data_q[((b * SEQ_Q + row) * HEADS + h) * DIM + i] *
+                 (double)data_k[((b * SEQ_K + col) * HEADS_KV + hkv) * DIM + i];
+        sum += weights[col] = exp(s / sqrt(DIM));
+    }
+    for (int col = 0; col <= row + SEQ_K - SEQ_Q; col++)
+        for (int i = 0; i < DIM; i++)
+            out[i] += weights[col] / sum * (double)data_v[((b * SEQ_K + col) * HEADS_KV + hkv) * DIM + i];
+    return log(sum);
+}
+
+static void compare_outputs(double tolerance) {
+    loom__npy o = read_array(path_o), lse = read_array(path_lse);
+    assert_int_equal(o.num_dims, 4);
+    assert_int_equal(lse.num_dims, 3);
+    for (int i = 0; i < 4; i++) assert_int_equal(o.dims[i], DIMS_Q[i]);
+    for (int b = 0; b < BATCH; b++) {
+        for (int row = 0; row < SEQ_Q; row++) {
+            for (int h = 0; h < HEADS; h++) {
+                double wanted[DIM], sum = plain_row(b, row, h, wanted);
+                double got = ((float *)lse.data)[(b * HEADS + h) * SEQ_Q + row];
+                if (!(fabs(got - sum) <= tolerance)) fail_msg("lse %g is not %g", got, sum);
+                for (int i = 0; i < DIM; i++) {
+                    got = ((float *)o.data)[((b * SEQ_Q + row) * HEADS + h) * DIM + i];
+                    if (!(fabs(got - wanted[i]) <= tolerance)) fail_msg("o %g is not %g", got, wanted[i]);
+                }
+            }
+        }
+    }
+    loom__npy_free(&o);
+    loom__npy_free(&lse);
+}
+
+static void run_computes(void **state) {
+    (void)state;
+    make_inputs();
+    outcome got = expect(RUN("run", "fp32 d=8 causal", "--device", "host", "--q", path_q, "--k", path_k,
+                             "--v", path_v, "--o", path_o, "--lse", path_lse),
+                         0);
+    expect_text(got.out, "o.npy f4 [2, 5, 4, 8]");
+    expect_text(got.out, "lse.npy f4 [2, 4, 5]");
+    compare_outputs(1e-5);
+    got = expect(RUN("run", "bf16 d=8 causal", "--device", "host", "--q", path_q, "--k", path_k, "--v",
+                     path_v, "--o", path_o, "--lse", path_lse),
+                 0);
+    expect_text(got.err, "q.npy: converted from f4 to bf16");
+    compare_outputs(1e-2);
+}
+
+static void run_computes_gradients(void **state) {
+    (void)state;
+    char dout[MAX_PATH], dv[MAX_PATH];
+    float ones[ITEMS_Q];
+    make_inputs();
+    path_in(dout, "dout.npy");
+    path_in(dv, "dv.npy");
+    for (int i = 0; i < ITEMS_Q; i++) ones[i] = 1;
+    write_array(dout, LOOM__NPY_F4, 4, DIMS_Q, ones);
+    expect(RUN("run", "fp32 d=8 causal backward", "--device", "host", "--q", path_q, "--k", path_k, "--v",
+               path_v, "--dout", dout, "--dv", dv),
+           0);
+    // With dO = 1 the gradient of v, summed over keys, is the number of query rows of its heads.
+    loom__npy array = read_array(dv);
+    for (int b = 0; b < BATCH; b++) {
+        for (int h = 0; h < HEADS_KV; h++) {
+            double sum = 0;
+            for (int col = 0; col < SEQ_K; col++)
+                sum += ((float *)array.data)[((b * SEQ_K + col) * HEADS_KV + h) * DIM];
+            assert_true(fabs(sum - SEQ_Q * HEADS / HEADS_KV) < 1e-4);
+        }
+    }
+    loom__npy_free(&array);
+    outcome got = expect(RUN("run", "fp32 d=8 causal", "--device", "host", "--q", path_q, "--k", path_k,
+                             "--v", path_v, "--dout", dout, "--dv", dv),
+                         1);
+    expect_text(got.err, "attnloom: problem: gradients are asked for");
+}
+
+static void run_takes_params(void **state) {
+    (void)state;
+    char doc[MAX_PATH], param[MAX_PATH + 8];
+    int32_t same[SEQ_K];
+    int64_t dims[] = {SEQ_K};
+    char *problem =
+        "fp32 d=8 mask={k <= q & doc[q] == doc[k] & k >= q - width} params={doc: i32[seq_k], width: i32}";
+    make_inputs();
+    path_in(doc, "doc.npy");
+    snprintf(param, sizeof param, "doc=%s", doc);
+    for (int i = 0; i < SEQ_K; i++) same[i] = 3;
+    write_array(doc, LOOM__NPY_I4, 1, dims, same);
+    expect(RUN("run", problem, "--device", "host", "--q", path_q, "--k", path_k, "--v", path_v, "--o", path_o,
+               "--lse", path_lse, "--param", param, "--param", "width=100"),
+           0);
+    compare_outputs(1e-5); // one document and a window wider than the sequence: plain causal
+    outcome got = expect(RUN("run", problem, "--device", "host", "--q", path_q, "--k", path_k, "--v", path_v,
+                             "--o", path_o, "--param", param),
+                         1);
+    expect_text(got.err, "attnloom: --param: the problem has a parameter width; give --param width=NUMBER");
+    got = expect(RUN("run", problem, "--device", "host", "--q", path_q, "--k", path_k, "--v", path_v, "--o",
+                     path_o, "--param", param, "--param", "width=1.5"),
+                 1);
+    expect_text(got.err, "width=1.5 is not a number of type i32");
+    got = expect(RUN("run", problem, "--device", "host", "--q", path_q, "--k", path_k, "--v", path_v, "--o",
+                     path_o, "--param", "depth=1"),
+                 1);
+    expect_text(got.err, "'depth=1' is not NAME=FILE or NAME=NUMBER");
+    dims[0] = SEQ_K - 1;
+    write_array(doc, LOOM__NPY_I4, 1, dims, same);
+    got = expect(RUN("run", problem, "--device", "host", "--q", path_q, "--k", path_k, "--v", path_v, "--o",
+                     path_o, "--param", param, "--param", "width=100"),
+                 1);
+    expect_text(got.err, "seq_k is 9");
+}
+
+static void run_refuses_wrong_files(void **state) {
+    (void)state;
+    char wrong[MAX_PATH];
+    int64_t dims[] = {BATCH, SEQ_K, HEADS_KV, DIM / 2}, flat[] = {ITEMS_K};
+    make_inputs();
+    path_in(wrong, "wrong.npy");
+    write_array(wrong, LOOM__NPY_F4, 4, dims, data_k);
+    outcome got =
+        expect(RUN("run", "fp32 d=8", "--q", path_q, "--k", wrong, "--v", path_v, "--o", path_o), 1);
+    expect_text(got.err, "attnloom: --k: dimension 3 of ");
+    expect_text(got.err, "is 4, but d is 8; wanted is [batch, seq_k, heads_kv, d]");
+    write_array(wrong, LOOM__NPY_F4, 1, flat, data_k);
+    got = expect(RUN("run", "fp32 d=8", "--q", path_q, "--k", wrong, "--v", path_v, "--o", path_o), 1);
+    expect_text(got.err, "has 1 dimensions; wanted are 4");
+    got =
+        expect(RUN("run", "fp32 d=8", "--q", path_q, "--k", "missing.npy", "--v", path_v, "--o", path_o), 1);
+    expect_text(got.err, "attnloom: missing.npy: cannot be read");
+    got = expect(RUN("run", "fp32 d=8", "--q", path_q, "--k", path_k, "--v", path_v), 2);
+    expect_text(got.err, "nothing to write");
+}
+
+/* -- Files in .npy format ------------------------------------------------------------------------------- */
+
+static void npy_headers_are_checked(void **state) {
+    (void)state;
+    const struct {
+        const char *header, *said; /* said is NULL where the file is fine */
+    } list[] = {
+        {"{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }", NULL},
+        {"{\"shape\":(6,),\"descr\":\"<f4\",\"fortran_order\":False}", NULL},
+        {"{'descr': '<f4', 'fortran_order': True, 'shape': (2, 3), }", "Fortran order"},
+        {"{'descr': '>f4', 'fortran_order': False, 'shape': (2, 3), }", "big endian"},
+        {"{'descr': '<c8', 'fortran_order': False, 'shape': (3,), }", "not one of f2 f4"},
+        {"{'descr': '<f4', 'fortran_order': False, 'shape': (2, 4), }",
+         "holds 24 bytes of data, its header says 32"},
+        {"{'descr': '<f4', 'fortran_order': False, 'shape': (4611686018427387904, 4611686018427387904), }",
+         "exceed the address space"},
+        {"{'descr': '<f4', 'fortran_order': False, 'shape': (0, 900000000000000000), }", "its header says 0"},
+        {"{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3)", "damaged"},
+        {"{'descr': '<f4', 'fortran_order': False}", "damaged"},
+        {"{'descr': '<f4', 'fortran_order': False, 'shape': (1,1,1,1,1,1,1,1,6), }", "damaged"},
+        {"{'descr': '<f4', 'fortran_order': False, 'shape': (-6,), }", "damaged"},
+        {"{'descr': '<f4', 'fortran_order': False, 'shape': (99999999999999999999,), }", "damaged"},
+        {"", "damaged"},
+    };
+    for (size_t i = 0; i < sizeof list / sizeof list[0]; i++) {
+        for (int version = 1; version <= 2; version++) {
+            unsigned char file[512] = "\x93NUMPY";
+            size_t start = version == 1 ? 10 : 12, length = strlen(list[i].header);
+            loom__npy array;
+            loom_error error = LOOM_ERROR_INIT;
+            file[6] = (unsigned char)version;
+            file[8] = (unsigned char)length;
+            memcpy(file + start, list[i].header, length);
+            loom_status status = loom__npy_parse("x.npy", file, start + length + 24, &array, &error);
+            if (!list[i].said) {
+                assert_int_equal(status, LOOM_OK);
+                assert_int_equal(array.num_items, 6);
+                loom__npy_free(&array);
+            } else {
+                assert_int_equal(status, LOOM_INVALID);
+                assert_string_equal(error.field, "x.npy");
+                expect_text(error.text, list[i].said);
+            }
+        }
+    }
+}
+
+/* Every prefix of a file and every single changed byte of its header is refused or read, never overrun: the
+ * copy has no byte to spare, so that a sanitizer sees it. */
+static void npy_survives_damage(void **state) {
+    (void)state;
+    char path[MAX_PATH];
+    float data[6] = {1, 2, 3, 4, 5, 6};
+    int64_t dims[] = {2, 3};
+    int num_refused = 0;
+    path_in(path, "damage.npy");
+    write_array(path, LOOM__NPY_F4, 2, dims, data);
+    unsigned char *whole = (unsigned char *)read_file(path);
+    const size_t size = 128 + sizeof data;
+    for (size_t length = 0; length < size; length++) {
+        unsigned char *copy = malloc(length ? length : 1);
+        loom__npy array;
+        loom_error error = LOOM_ERROR_INIT;
+        memcpy(copy, whole, length);
+        assert_int_equal(loom__npy_parse(path, copy, length, &array, &error), LOOM_INVALID);
+        free(copy);
+    }
+    for (size_t at = 0; at < 128; at++) {
+        for (int byte = 0; byte < 256; byte++) {
+            unsigned char *copy = malloc(size);
+            loom__npy array;
+            loom_error error = LOOM_ERROR_INIT;
+            memcpy(copy, whole, size);
+            copy[at] = (unsigned char)byte;
+            if (loom__npy_parse(path, copy, size, &array, &error) == LOOM_OK)
+                loom__npy_free(&array);
+            else
+                num_refused++;
+            free(copy);
+        }
+    }
+    assert_true(num_refused > 10000);
+}
+
+static void npy_numbers_convert(void **state) {
+    (void)state;
+    float values[] = {1.0f, -2.5f, 65504.0f};
+    int64_t wholes[] = {-1, 0, 1};
+    loom__npy floats = {.type = LOOM__NPY_F4, .num_items = 3, .data = values};
+    loom__npy integers = {.type = LOOM__NPY_I8, .num_items = 3, .data = wholes};
+    loom_error error = LOOM_ERROR_INIT;
+    void *data = NULL;
+    assert_int_equal(loom__npy_convert("x", &floats, LOOM__F16, &data, &error), LOOM_OK);
+    assert_int_equal(((uint16_t *)data)[2], 0x7bff);
+    free(data);
+    assert_int_equal(loom__npy_convert("x", &floats, LOOM__I32, &data, &error), LOOM_INVALID);
+    expect_text(error.text, "holds f4, but i32 is wanted");
+    assert_int_equal(loom__npy_convert("x", &integers, LOOM__BOOL, &data, &error), LOOM_OK);
+    assert_int_equal(((uint8_t *)data)[0], 1);
+    free(data);
+    assert_int_equal(loom__npy_convert("x", &integers, LOOM__U8, &data, &error), LOOM_INVALID);
+    expect_text(error.text, "item 0 is -1, which u8 does not hold");
+}
+
+/* -- Compile and cache ---------------------------------------------------------------------------------- */
+
+static bool has_nvrtc(void) {
+    loom_context *context = NULL;
+    const loom__toolchain *toolchain = NULL;
+    loom_error error = LOOM_ERROR_INIT;
+    assert_int_equal(loom_context_create(NULL, &context, &error), LOOM_OK);
+    bool found = loom__nvrtc_find(context, &toolchain, &error) == LOOM_OK;
+    if (!found) print_message("no NVRTC: %s\n", error.text);
+    loom_context_destroy(context);
+    return found;
+}
+
+static void compile_needs_no_gpu(void **state) {
+    (void)state;
+    if (!has_nvrtc()) skip();
+    outcome got = expect(RUN("compile", "bf16 d=64 causal", "--arch", "sm_80"), 0);
+    expect_text(got.out, "kernel forward variant aligned registers ");
+    expect_text(got.out, "spill bytes ");
+    expect_text(got.out, "cached no entry ");
+    got = expect(RUN("compile", "bf16 d=64 causal", "--arch", "sm_80"), 0);
+    expect_text(got.out, "cached yes entry ");
+    got = expect(RUN("compile", "bf16 d=64 causal", "--arch", "sm_7"), 1);
+    expect_text(got.err, "sm_7");
+}
+
+static void empty_cache(void) { expect(RUN("cache", "clear"), 0); }
+
+static void cache_lists_and_clears(void **state) {
+    (void)state;
+    empty_cache();
+    outcome got = expect(RUN("cache", "list"), 0);
+    assert_string_equal(got.out, "");
+    expect(RUN("compile", "fp32 d=8 causal", "--target", "host"), 0);
+    got = expect(RUN("cache", "list"), 0);
+    expect_text(got.out, "fp32 d=8 mask={k <= q} target host ");
+    expect_text(got.out, "kernel forward");
+    expect_text(got.out, "certificate no");
+    got = expect(RUN("cache", "verify"), 0);
+    expect_text(got.out, " sound\n");
+    got = expect(RUN("cache", "clear"), 0);
+    expect_text(got.out, "removed 1 entries, ");
+    got = expect(RUN("cache", "list"), 0);
+    assert_string_equal(got.out, "");
+}
+
+static int damage_one(const char *path, const struct stat *info, int kind, struct FTW *place) {
+    (void)info;
+    (void)place;
+    const char *name = strrchr(path, '/');
+    if (kind != FTW_F || !name || strcmp(name, "/kernel.so") != 0) return 0;
+    FILE *file = fopen(path, "r+b");
+    assert_non_null(file);
+    fseek(file, 100, SEEK_SET);
+    int byte = fgetc(file);
+    fseek(file, 100, SEEK_SET);
+    fputc(byte ^ 1, file);
+    return fclose(file);
+}
+
+static void cache_finds_damage(void **state) {
+    (void)state;
+    empty_cache();
+    expect(RUN("compile", "fp32 d=8 causal", "--target", "host"), 0);
+    assert_int_equal(nftw(getenv("LOOM_CACHE_DIR"), damage_one, 16, FTW_PHYS), 0);
+    outcome got = expect(RUN("cache", "verify"), 1);
+    expect_text(got.out, " damaged: ");
+    expect_text(got.err, "attnloom: cache: 1 of 1 entries are damaged");
+    got = expect(RUN("cache", "list"), 0);
+    expect_text(got.out, " damaged: ");
+    got = expect(RUN("compile", "fp32 d=8 causal", "--target", "host"), 0);
+    expect_text(got.out, "cached no");
+    expect(RUN("cache", "verify"), 0);
+}
+
+static void clear_spares_other_files(void **state) {
+    (void)state;
+    char path[MAX_PATH + 32];
+    expect(RUN("compile", "fp32 d=8 causal", "--target", "host"), 0);
+    snprintf(path, sizeof path, "%s/notes", getenv("LOOM_CACHE_DIR"));
+    assert_int_equal(mkdir(path, 0700), 0);
+    empty_cache();
+    assert_int_equal(rmdir(path), 0); // fails if it is gone
+}
+
+/* -- Info and bench ------------------------------------------------------------------------------------- */
+
+static void info_tells_what_is_there(void **state) {
+    (void)state;
+    outcome got = expect(RUN("info"), 0);
+    const char *const facts[] = {"version ",        "generator digest ", "cache folder ", "nvrtc ",
+                                 "c compiler ",     "driver ",           "LOOM_LOG ",     "LOOM_CACHE_DIR ",
+                                 "LOOM_NVRTC_DIR ", "LOOM_SCHED "};
+    for (size_t i = 0; i < sizeof facts / sizeof facts[0]; i++) expect_text(got.out, facts[i]);
+    expect_text(got.out, folder);
+}
+
+static const char BENCH_HEADER[] =
+    "pass,dtype,hdim,causal,seqlen,batch,heads,backend,mode,ms,tflops,target,schedule\n";
+
+static void bench_prints_csv(void **state) {
+    (void)state;
+    outcome got = expect(RUN("bench", "fp32 d=8 causal backward", "--device", "host", "--shape",
+                             "batch=1 heads=2 seq=16", "--mode", "burst", "--pass", "forward,backward"),
+                         0);
+    assert_memory_equal(got.out, BENCH_HEADER, strlen(BENCH_HEADER));
+    expect_text(got.out, "\nfwd,fp32,8,1,16,1,2,ours,burst,");
+    expect_text(got.out, "\nbwd,fp32,8,1,16,1,2,ours,burst,");
+    expect_text(got.out, ",host,");
+    got = expect(RUN("bench", "--grid", "paper", "--device", "host", "--dtype", "fp32", "--hdim", "4096"), 1);
+    expect_text(got.err, "head dim 4096");
+}
+
+static void cold_is_timed(void **state) {
+    (void)state;
+    outcome got = expect(RUN("bench", "fp32 d=8 causal backward", "--device", "host", "--cold"), 0);
+    expect_text(got.out, "cold,");
+    expect_text(got.out, "warm,");
+}
+
+/* -- On a GPU ------------------------------------------------------------------------------------------- */
+
+static void gpu_run_computes(void **state) {
+    (void)state;
+    make_inputs();
+    expect(RUN("run", "bf16 d=8 causal", "--device", "0", "--q", path_q, "--k", path_k, "--v", path_v, "--o",
+               path_o, "--lse", path_lse),
+           0);
+    compare_outputs(1e-2);
+}
+
+static void gpu_bench(void **state) {
+    (void)state;
+    outcome got = expect(RUN("bench", "--grid", "paper", "--device", "0", "--hdim", "64", "--seqlen", "512",
+                             "--mode", "burst,sustained", "--pass", "forward,backward"),
+                         0);
+    expect_text(got.out, "\nfwd,bf16,64,0,512,32,32,ours,burst,");
+    expect_text(got.out, "\nbwd,bf16,64,1,512,32,32,ours,sustained,");
+    got = expect(RUN("bench", "bf16 d=64 causal backward", "--device", "0", "--launch-cost"), 0);
+    expect_text(got.out, "forward,");
+    got = expect(RUN("bench", "bf16 d=64 causal backward", "--device", "0", "--cold"), 0);
+    expect_text(got.out, "warm,");
+}
+
+static bool has_gpu(void) {
+    loom_context *context = NULL;
+    int32_t count = 0;
+    loom_error error = LOOM_ERROR_INIT;
+    if (loom_context_create(NULL, &context, &error) != LOOM_OK) return false;
+    bool found = loom__device_count(context, &count, &error) == LOOM_OK && count > 0;
+    loom_context_destroy(context);
+    return found;
+}
+
+/* -- Main ----------------------------------------------------------------------------------------------- */
+
+static int remove_one(const char *path, const struct stat *info, int kind, struct FTW *place) {
+    (void)info;
+    (void)kind;
+    (void)place;
+    return remove(path);
+}
+
+int main(int argc, char **argv) {
+    const struct CMUnitTest host[] = {
+        cmocka_unit_test(help_is_printed),
+        cmocka_unit_test(each_command_has_help),
+        cmocka_unit_test(wrong_usage_is_said),
+        cmocka_unit_test(problem_errors_are_printed),
+        cmocka_unit_test(full_disk_is_a_failure),
+        cmocka_unit_test(emitted_text_is_golden),
+        cmocka_unit_test(second_emit_is_equal),
+        cmocka_unit_test(emit_writes_a_file),
+        cmocka_unit_test(why_tells_tiles),
+        cmocka_unit_test(npy_headers_are_checked),
+        cmocka_unit_test(npy_survives_damage),
+        cmocka_unit_test(npy_numbers_convert),
+        cmocka_unit_test(run_computes),
+        cmocka_unit_test(run_computes_gradients),
+        cmocka_unit_test(run_takes_params),
+        cmocka_unit_test(run_refuses_wrong_files),
+        cmocka_unit_test(compile_needs_no_gpu),
+        cmocka_unit_test(cache_lists_and_clears),
+        cmocka_unit_test(cache_finds_damage),
+        cmocka_unit_test(clear_spares_other_files),
+        cmocka_unit_test(info_tells_what_is_there),
+        cmocka_unit_test(bench_prints_csv),
+        cmocka_unit_test(cold_is_timed),
+    };
+    const struct CMUnitTest gpu[] = {cmocka_unit_test(gpu_run_computes), cmocka_unit_test(gpu_bench)};
+    char cache[MAX_PATH + 8];
+    const char *temporary = getenv("TMPDIR");
+    snprintf(folder, sizeof folder, "%s/attnloom-cli-XXXXXX", temporary && *temporary ? temporary : "/tmp");
+    if (!mkdtemp(folder)) return 1;
+    path_in(cache, "cache");
+    setenv("LOOM_CACHE_DIR", cache, 1);
+    int failed = 77;
+    if (argc > 1 && strcmp(argv[1], "gpu") == 0) {
+        if (has_gpu())
+            failed = cmocka_run_group_tests_name("cli gpu", gpu, NULL, NULL);
+        else
+            printf("skipped: no GPU\n");
+    } else {
+        failed = cmocka_run_group_tests_name("cli", host, NULL, NULL);
+    }
+    nftw(folder, remove_one, 16, FTW_DEPTH | FTW_PHYS);
+    return failed;
+}
