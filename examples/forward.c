@@ -22,7 +22,8 @@ static void naive_row(int row, int head, double *out) {
     for (int d = 0; d < DIM; d++) out[d] = 0;
     for (int col = 0; col <= row; col++) {
         double s = 0;
-        for (int d = 0; d < DIM; d++) s += q[(row * HEADS + head) * DIM + d] * k[(col * HEADS + head) * DIM + d];
+        for (int d = 0; d < DIM; d++)
+            s += q[(row * HEADS + head) * DIM + d] * k[(col * HEADS + head) * DIM + d];
         const double p = exp(s / sqrt(DIM));
         sum += p;
         for (int d = 0; d < DIM; d++) out[d] += p * v[(col * HEADS + head) * DIM + d];
@@ -38,7 +39,8 @@ int main(void) {
     loom_plan_desc desc = LOOM_PLAN_DESC_INIT;
     desc.problem = "fp32 d=32 causal";
     desc.device = LOOM_DEVICE_HOST;
-    if (loom_context_create(NULL, &context, &error) || loom_plan_create(context, &desc, &plan, &error)) goto failed;
+    if (loom_context_create(NULL, &context, &error) || loom_plan_create(context, &desc, &plan, &error))
+        goto failed;
 
     loom_args args = LOOM_ARGS_INIT;
     args.shape = (loom_shape){.batch = 1, .heads_q = HEADS, .heads_kv = HEADS, .seq_q = SEQ, .seq_k = SEQ};

@@ -1,6 +1,7 @@
-/* gqa_decode: decoding with a key/value cache that grows: one query a step, 8 query heads share 2 key/value heads.
- * One plan serves every length; the strides are those of the cache's capacity. Slots that hold no key yet are NaN:
- * nothing past seq_k is read. Compared with a plain loop. Exits 1 on an error or a wrong result. */
+/* gqa_decode: decoding with a key/value cache that grows: one query a step, 8 query heads share 2 key/value
+ * heads. One plan serves every length; the strides are those of the cache's capacity. Slots that hold no key
+ * yet are NaN: nothing past seq_k is read. Compared with a plain loop. Exits 1 on an error or a wrong result.
+ */
 #include "attnloom.h"
 
 #include <math.h>
@@ -42,7 +43,8 @@ int main(void) {
     desc.problem = "fp32 d=64 causal";
     desc.device = LOOM_DEVICE_HOST;
     desc.hint = (loom_shape){.heads_q = HEADS_Q, .heads_kv = HEADS_KV, .seq_q = 1};
-    if (loom_context_create(NULL, &context, &error) || loom_plan_create(context, &desc, &plan, &error)) goto failed;
+    if (loom_context_create(NULL, &context, &error) || loom_plan_create(context, &desc, &plan, &error))
+        goto failed;
 
     loom_args args = LOOM_ARGS_INIT;
     args.shape = (loom_shape){.batch = BATCH, .heads_q = HEADS_Q, .heads_kv = HEADS_KV, .seq_q = 1};

@@ -1,11 +1,12 @@
-/* minilm: attention of a real language model on real text, every step shown: problem, schedule, compile, cache, launch,
- * and the error of every output. On the GPU if there is one, else on the CPU; scripts/demo.sh runs it twice.
+/* minilm: attention of a real language model on real text, every step shown: problem, schedule, compile,
+ * cache, launch, and the error of every output. On the GPU if there is one, else on the CPU; scripts/demo.sh
+ * runs it twice.
  *
- *     minilm [FOLDER]     a folder with q k v o doc .npy, default examples/data, whose README says where they are from
+ *     minilm [FOLDER]     q k v o doc .npy, default examples/data
  *
  * Beside the public header it uses the command line's own npy files, device memory and float64 reference.
- * Exits 1 on an error, or when an output is further from the float64 reference than twice plain attention that is
- * computed in the same data type. */
+ * Exits 1 on an error, or when an output is further from the float64 reference than twice plain attention
+ * that is computed in the same data type. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,6 +14,7 @@
 #include <time.h>
 
 #include "attnloom.h"
+#include "common.h"
 #include "memory.h"
 #include "npy.h"
 #include "reference.h"
@@ -39,12 +41,6 @@ typedef struct demo {
     loom__cli_memory *memory;
 } demo;
 
-#define TRY(call)                                                                                                  \
-    do {                                                                                                           \
-        loom_status try_status = (call);                                                                           \
-        if (try_status) return try_status;                                                                         \
-    } while (0)
-
 static loom_status fail(loom_error *error, loom_status status, const char *field, const char *text) {
     error->status = status;
     snprintf(error->field, sizeof error->field, "%s", field);
@@ -52,29 +48,31 @@ static loom_status fail(loom_error *error, loom_status status, const char *field
     return status;
 }
 
-/* -- Input -------------------------------------------------------------------------------------------------- */
+/* -- Input ---------------------------------------------------------------------------------------------- */
 
-static loom_status read_array(demo *d, const char *name, loom__storage storage, void **data, loom_error *error) {
+static loom_status read_array(demo *d, const char *name, loom__storage storage, void **data,
+                              loom_error *error) {
     char path[4096];
     loom__npy file = {0};
     snprintf(path, sizeof path, "%s/%s.npy", d->folder, name);
-    TRY(loom__npy_read(path, &file, error));
+    LOOM_TRY(NULL, loom__npy_read(path, &file, error));
     const int is_tensor = strcmp(name, "doc") != 0;
     if (is_tensor && !d->seq && file.num_dims == 4) d->seq = file.dims[1], d->heads = file.dims[2];
     const int64_t expected = is_tensor ? d->seq * d->heads * DIM : d->seq;
-    loom_status status = file.num_items == expected && expected > 0
-                             ? loom__npy_convert(path, &file, storage, data, error)
-                             : fail(error, LOOM_INVALID, name, "the file does not have the shape of the first one");
+    loom_status status =
+        file.num_items == expected && expected > 0
+            ? loom__npy_convert(path, &file, storage, data, error)
+            : fail(error, LOOM_INVALID, name, "the file does not have the shape of the first one");
     loom__npy_free(&file);
     return status;
 }
 
 static loom_status read_inputs(demo *d, loom_error *error) {
-    TRY(read_array(d, "q", LOOM__BF16, &d->host[Q], error));
-    TRY(read_array(d, "k", LOOM__BF16, &d->host[K], error));
-    TRY(read_array(d, "v", LOOM__BF16, &d->host[V], error));
-    TRY(read_array(d, "o", LOOM__F32, &d->model_o, error));
-    TRY(read_array(d, "doc", LOOM__I32, &d->doc, error));
+    LOOM_TRY(NULL, read_array(d, "q", LOOM__BF16, &d->host[Q], error));
+    LOOM_TRY(NULL, read_array(d, "k", LOOM__BF16, &d->host[K], error));
+    LOOM_TRY(NULL, read_array(d, "v", LOOM__BF16, &d->host[V], error));
+    LOOM_TRY(NULL, read_array(d, "o", LOOM__F32, &d->model_o, error));
+    LOOM_TRY(NULL, read_array(d, "doc", LOOM__I32, &d->doc, error));
     d->num_items = (size_t)(d->seq * d->heads * DIM);
     for (tensor t = DOUT; t < NUM_TENSORS; t++) {
         d->host[t] = calloc(d->num_items, sizeof(float));
@@ -91,14 +89,16 @@ static loom_status read_inputs(demo *d, loom_error *error) {
     return LOOM_OK;
 }
 
-/* -- Plan ---------------------------------------------------------------------------------------------------- */
+/* -- Plan
+ * ---------------------------------------------------------------------------------------------------- */
 
 static size_t tensor_bytes(const demo *d, tensor t) {
     return t == LSE ? (size_t)(d->seq * d->heads) * sizeof(float) : d->num_items * sizeof(uint16_t);
 }
 
 static loom_shape shape_of(const demo *d) {
-    return (loom_shape){.batch = 1, .heads_q = d->heads, .heads_kv = d->heads, .seq_q = d->seq, .seq_k = d->seq};
+    return (loom_shape){
+        .batch = 1, .heads_q = d->heads, .heads_kv = d->heads, .seq_q = d->seq, .seq_k = d->seq};
 }
 
 static double now(void) {
@@ -145,21 +145,26 @@ static void print_why(const char *why) {
 }
 
 /* With `with_sources` also the file of each kernel in the cache. */
-static loom_status print_kernels(const loom_plan *plan, const char *label, int with_sources, loom_error *error) {
+static loom_status print_kernels(const loom_plan *plan, const char *label, int with_sources,
+                                 loom_error *error) {
     for (int32_t i = 0; i < loom_plan_num_kernels(plan); i++) {
         loom_kernel kernel = LOOM_KERNEL_INIT;
-        TRY(loom_plan_kernel(plan, i, &kernel, error));
+        LOOM_TRY(NULL, loom_plan_kernel(plan, i, &kernel, error));
         printf("%-10s %-16s %s: ", label, kernel.name, kernel.compiler);
-        if (kernel.cached) printf("cache hit");
-        else printf("%.2f s", kernel.compile_seconds);
+        if (kernel.cached)
+            printf("cache hit");
+        else
+            printf("%.2f s", kernel.compile_seconds);
         printf(", %zu bytes", kernel.binary_bytes);
         if (kernel.registers >= 0)
             printf(", %d registers, %d spill bytes", (int)kernel.registers, (int)kernel.spill_bytes);
         printf("\n");
         label = "";
         if (!with_sources) continue;
-        if (*kernel.entry) printf("%-10s %s/kernel.%s\n", "", kernel.entry, kernel.registers >= 0 ? "cu" : "c");
-        else printf("%-10s not kept on disk\n", "");
+        if (*kernel.entry)
+            printf("%-10s %s/kernel.%s\n", "", kernel.entry, kernel.registers >= 0 ? "cu" : "c");
+        else
+            printf("%-10s not kept on disk\n", "");
     }
     return LOOM_OK;
 }
@@ -171,15 +176,17 @@ static loom_status print_plan(const demo *d, loom_error *error) {
     printf("%-10s forward   %s\n", "schedule", loom_plan_text(d->plan, LOOM_TEXT_SCHEDULE));
     printf("%-10s backward  %s\n", "", loom_plan_text(d->plan, LOOM_TEXT_SCHEDULE_BACKWARD));
     print_why(loom_plan_text(d->plan, LOOM_TEXT_WHY));
-    TRY(print_kernels(d->plan, "kernels", 1, error));
+    LOOM_TRY(NULL, print_kernels(d->plan, "kernels", 1, error));
     printf("%-10s in %.3f s\n\n", "ready", d->plan_seconds);
     return LOOM_OK;
 }
 
-/* -- Launch -------------------------------------------------------------------------------------------------- */
+/* -- Launch
+ * -------------------------------------------------------------------------------------------------- */
 
 static void bind(const demo *d, void *const data[NUM_TENSORS], const loom_param *params, loom_args *args) {
-    loom_tensor *const tensors[] = {&args->q, &args->k, &args->v, &args->dout, &args->o, &args->dq, &args->dk, &args->dv};
+    loom_tensor *const tensors[] = {&args->q, &args->k,  &args->v,  &args->dout,
+                                    &args->o, &args->dq, &args->dk, &args->dv};
     for (tensor t = Q; t < LSE; t++) *tensors[t] = loom_dense(data[t], d->seq, d->heads, DIM);
     args->lse = loom_dense_lse(data[LSE], d->heads, d->seq);
     args->shape = shape_of(d);
@@ -191,16 +198,17 @@ static loom_status run_pass(demo *d, loom_pass pass, loom_args *args, loom_error
     loom_status (*launch)(const loom_plan *, const loom_args *, void *, loom_error *) =
         pass == LOOM_FORWARD ? loom_forward : loom_backward;
     double ms = 0;
-    TRY(loom_workspace_bytes(d->plan, pass, args, &args->workspace_bytes, error));
+    LOOM_TRY(NULL, loom_workspace_bytes(d->plan, pass, args, &args->workspace_bytes, error));
     args->workspace = NULL;
-    if (args->workspace_bytes) TRY(loom__cli_memory_alloc(d->memory, args->workspace_bytes, &args->workspace, error));
-    TRY(launch(d->plan, args, NULL, error));
-    TRY(loom__cli_memory_sync(d->memory, error));
-    TRY(loom__cli_memory_mark(d->memory, 0, error));
-    for (int i = 0; i < NUM_TIMED; i++) TRY(launch(d->plan, args, NULL, error));
-    TRY(loom__cli_memory_mark(d->memory, 1, error));
-    TRY(loom__cli_memory_sync(d->memory, error));
-    TRY(loom__cli_memory_elapsed(d->memory, 0, 1, &ms, error));
+    if (args->workspace_bytes)
+        LOOM_TRY(NULL, loom__cli_memory_alloc(d->memory, args->workspace_bytes, &args->workspace, error));
+    LOOM_TRY(NULL, launch(d->plan, args, NULL, error));
+    LOOM_TRY(NULL, loom__cli_memory_sync(d->memory, error));
+    LOOM_TRY(NULL, loom__cli_memory_mark(d->memory, 0, error));
+    for (int i = 0; i < NUM_TIMED; i++) LOOM_TRY(NULL, launch(d->plan, args, NULL, error));
+    LOOM_TRY(NULL, loom__cli_memory_mark(d->memory, 1, error));
+    LOOM_TRY(NULL, loom__cli_memory_sync(d->memory, error));
+    LOOM_TRY(NULL, loom__cli_memory_elapsed(d->memory, 0, 1, &ms, error));
     printf("%-10s %-9s %.3f ms, mean of %d; workspace %zu bytes\n", "launch",
            pass == LOOM_FORWARD ? "forward" : "backward", ms / NUM_TIMED, NUM_TIMED, args->workspace_bytes);
     return LOOM_OK;
@@ -210,24 +218,27 @@ static loom_status launch_all(demo *d, loom_error *error) {
     void *data[NUM_TENSORS], *doc;
     const size_t doc_bytes = (size_t)d->seq * sizeof(int32_t);
     loom_args args = LOOM_ARGS_INIT;
-    TRY(loom__cli_memory_open(d->context, d->device, &d->memory, error));
+    LOOM_TRY(NULL, loom__cli_memory_open(d->context, d->device, &d->memory, error));
     for (tensor t = Q; t < NUM_TENSORS; t++) {
-        TRY(loom__cli_memory_alloc(d->memory, tensor_bytes(d, t), &data[t], error));
-        if (t <= DOUT) TRY(loom__cli_memory_upload(d->memory, data[t], d->host[t], tensor_bytes(d, t), error));
+        LOOM_TRY(NULL, loom__cli_memory_alloc(d->memory, tensor_bytes(d, t), &data[t], error));
+        if (t <= DOUT)
+            LOOM_TRY(NULL,
+                     loom__cli_memory_upload(d->memory, data[t], d->host[t], tensor_bytes(d, t), error));
     }
-    TRY(loom__cli_memory_alloc(d->memory, doc_bytes, &doc, error));
-    TRY(loom__cli_memory_upload(d->memory, doc, d->doc, doc_bytes, error));
+    LOOM_TRY(NULL, loom__cli_memory_alloc(d->memory, doc_bytes, &doc, error));
+    LOOM_TRY(NULL, loom__cli_memory_upload(d->memory, doc, d->doc, doc_bytes, error));
     const loom_param param = {.data = doc, .stride = {1}};
     bind(d, data, &param, &args);
-    TRY(run_pass(d, LOOM_FORWARD, &args, error));
-    TRY(run_pass(d, LOOM_BACKWARD, &args, error));
+    LOOM_TRY(NULL, run_pass(d, LOOM_FORWARD, &args, error));
+    LOOM_TRY(NULL, run_pass(d, LOOM_BACKWARD, &args, error));
     for (tensor t = O; t < NUM_TENSORS; t++)
-        TRY(loom__cli_memory_download(d->memory, d->host[t], data[t], tensor_bytes(d, t), error));
+        LOOM_TRY(NULL, loom__cli_memory_download(d->memory, d->host[t], data[t], tensor_bytes(d, t), error));
     printf("\n");
     return LOOM_OK;
 }
 
-/* -- Errors -------------------------------------------------------------------------------------------------- */
+/* -- Errors
+ * -------------------------------------------------------------------------------------------------- */
 
 /* Value i of an output: `from_reference` is NULL for what the kernels gave. */
 static double value_at(const demo *d, tensor t, const double *from_reference, size_t i) {
@@ -235,8 +246,8 @@ static double value_at(const demo *d, tensor t, const double *from_reference, si
     return loom__element_get(d->host[t], t == LSE ? LOOM__F32 : LOOM__BF16, (int64_t)i);
 }
 
-/* Prints one row and returns whether the kernel's error is within twice that of plain attention. LSE, whose size says
- * nothing, by its largest error, all others by the norm of the error over the norm of the truth. */
+/* Prints one row and returns whether the kernel's error is within twice that of plain attention. LSE, whose
+ * size says nothing, by its largest error, all others by the norm of the error over the norm of the truth. */
 static int print_error(const demo *d, const char *label, tensor t, const double *plain, const double *truth) {
     const size_t num = t == LSE ? (size_t)(d->seq * d->heads) : d->num_items;
     double error[2] = {0, 0}, norm = 0;
@@ -246,15 +257,17 @@ static int print_error(const demo *d, const char *label, tensor t, const double 
             const double value = truth ? truth[i] : (double)((float *)d->model_o)[i];
             const double off = fabs(value_at(d, t, which ? plain : NULL, i) - value);
             norm += value * value;
-            if (t != LSE) error[which] += off * off;
-            else if (!(off <= error[which])) error[which] = off; /* keeps a NaN */
+            if (t != LSE)
+                error[which] += off * off;
+            else if (!(off <= error[which]))
+                error[which] = off; /* keeps a NaN */
         }
         if (t != LSE) error[which] = sqrt(error[which] / norm);
     }
     const double float_noise = 1e-5; /* of LSE: a few units in the last place of a float near 10 */
     const int is_right = error[0] <= 2 * error[1] + (t == LSE ? float_noise : 0);
-    printf("%-10s %-4s %-22s %9.2e  %9.2e  %s\n", label, NAMES[t], t == LSE ? "largest difference" : "relative L2",
-           error[0], error[1], is_right ? "right" : "WRONG");
+    printf("%-10s %-4s %-22s %9.2e  %9.2e  %s\n", label, NAMES[t],
+           t == LSE ? "largest difference" : "relative L2", error[0], error[1], is_right ? "right" : "WRONG");
     return is_right;
 }
 
@@ -285,7 +298,8 @@ static loom_status compare(const demo *d, int *is_right, loom_error *error) {
     return status;
 }
 
-/* -- Other GPUs ---------------------------------------------------------------------------------------------- */
+/* -- Other GPUs
+ * ---------------------------------------------------------------------------------------------- */
 
 /* The same problem for architectures that need not be here. Without NVRTC that is said, and is no failure. */
 static loom_status compile_elsewhere(const demo *d, loom_error *error) {
@@ -311,15 +325,16 @@ static loom_status compile_elsewhere(const demo *d, loom_error *error) {
     return LOOM_OK;
 }
 
-/* -- All of it ----------------------------------------------------------------------------------------------- */
+/* -- All of it
+ * ----------------------------------------------------------------------------------------------- */
 
 static loom_status show(demo *d, int *is_right, loom_error *error) {
-    TRY(read_inputs(d, error));
-    TRY(loom_context_create(NULL, &d->context, error));
-    TRY(make_plan(d, error));
-    TRY(print_plan(d, error));
-    TRY(launch_all(d, error));
-    TRY(compare(d, is_right, error));
+    LOOM_TRY(NULL, read_inputs(d, error));
+    LOOM_TRY(NULL, loom_context_create(NULL, &d->context, error));
+    LOOM_TRY(NULL, make_plan(d, error));
+    LOOM_TRY(NULL, print_plan(d, error));
+    LOOM_TRY(NULL, launch_all(d, error));
+    LOOM_TRY(NULL, compare(d, is_right, error));
     return compile_elsewhere(d, error);
 }
 

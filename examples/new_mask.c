@@ -1,7 +1,7 @@
 /* new_mask: a mask and a score nobody has written a kernel for, in one line of text with run-time parameters.
  *
- * A token sees its last `near` keys and every `stride`-th key before them; a logit falls with the logarithm of the
- * distance. Compared with a plain loop. Exits 1 on an error or a wrong result. */
+ * A token sees its last `near` keys and every `stride`-th key before them; a logit falls with the logarithm
+ * of the distance. Compared with a plain loop. Exits 1 on an error or a wrong result. */
 #include "attnloom.h"
 
 #include <math.h>
@@ -44,7 +44,8 @@ int main(void) {
     loom_plan_desc desc = LOOM_PLAN_DESC_INIT;
     desc.problem = PROBLEM;
     desc.device = LOOM_DEVICE_HOST;
-    if (loom_context_create(NULL, &context, &error) || loom_plan_create(context, &desc, &plan, &error)) goto failed;
+    if (loom_context_create(NULL, &context, &error) || loom_plan_create(context, &desc, &plan, &error))
+        goto failed;
 
     loom_param params[3] = {0};
     params[loom_plan_param(plan, "near")].scalar = NEAR;

@@ -1,5 +1,5 @@
-/* train_step: one step of gradient descent through attention: forward, loss, backward, update. Every gradient is
- * compared with a central difference of a plain float64 loss. Exits 1 on an error or a wrong result. */
+/* train_step: one step of gradient descent through attention: forward, loss, backward, update. Every gradient
+ * is compared with a central difference of a plain float64 loss. Exits 1 on an error or a wrong result. */
 #include "attnloom.h"
 
 #include <math.h>
@@ -8,8 +8,8 @@
 
 enum { SEQ = 24, DIM = 16, COUNT = SEQ * DIM };
 
-static float x[3][COUNT];     /* q, k, v */
-static float dx[3][COUNT];    /* their gradients */
+static float x[3][COUNT];  /* q, k, v */
+static float dx[3][COUNT]; /* their gradients */
 static float o[COUNT], lse[SEQ], dout[COUNT], target[COUNT];
 
 /* 1/2 sum (O - target)^2 by the formula; element `at` of tensor `which` is moved by `step`. */
@@ -43,7 +43,8 @@ int main(void) {
         for (int t = 0; t < 3; t++) x[t][i] = 2.0f * rand() / RAND_MAX - 1;
         target[i] = 2.0f * rand() / RAND_MAX - 1;
     }
-    if (loom_context_create(NULL, &context, &error) || loom_plan_create(context, &desc, &plan, &error)) goto failed;
+    if (loom_context_create(NULL, &context, &error) || loom_plan_create(context, &desc, &plan, &error))
+        goto failed;
 
     loom_args args = LOOM_ARGS_INIT;
     args.shape = (loom_shape){.batch = 1, .heads_q = 1, .heads_kv = 1, .seq_q = SEQ, .seq_k = SEQ};

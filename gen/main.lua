@@ -30,7 +30,11 @@ end
 local function parse(text)
     local p, errors = problem_text.parse(text)
     if p then return p end
-    return nil, {status = "INVALID", field = errors[1].field, offset = errors[1].offset,
+    local status = "UNSUPPORTED" -- when nothing is wrong with the text but what is not built yet
+    for _, e in ipairs(errors) do
+        if e.status ~= "UNSUPPORTED" then status = "INVALID" end
+    end
+    return nil, {status = status, field = errors[1].field, offset = errors[1].offset,
                  text = problem_text.format_errors(text, errors)}
 end
 
@@ -93,10 +97,12 @@ local function make_plan(request)
         end
         local text = schedule.text(target, pass, s)
         plan.passes[#plan.passes + 1] = {name = pass, text = text, values = s, candidates = candidates, forced = forced ~= nil}
+        local args
         for _, variant in ipairs(variants(target, request.alignment)) do
-            for _, k in ipairs(kernel.list(p, pass, target, s, a)) do
+            for _, k in ipairs(kernel.list(p, pass, target, s)) do
                 k.variant, k.schedule = variant, text
-                k.args = abi.rows(abi.fields(p, pass, k.workspace))
+                args = args or abi.rows(abi.fields(p, pass, k.workspace)) -- one struct for all kernels of a pass
+                k.args = args
                 k.key = table.concat({"problem " .. p.text, "kernel " .. k.name, "variant " .. variant,
                                       "schedule " .. text, "target " .. target, "arch " .. a.name}, "\n") .. "\n"
                 plan.kernels[#plan.kernels + 1] = k

@@ -87,66 +87,61 @@ local HOST_CACHE_BYTES = 512 * 1024     -- the part of a core's L2 cache that sc
 local HOST_LANES = 16                   -- multiply-adds a cycle: AVX-512 on one port, AVX2 on two
 local TYPICAL_KEYS = 1024
 
--- A choice is out if a test fails: {name, targets' pass or nil for both, test, message}.
+-- Checks of a choice: {pass or nil for both, function(s, problem, pass, arch) -> why it is out, or nil}.
 local RULES = {
     mma = {
-        {"tile_q is 16 or 32 rows a warp", "forward",
-            function(s) return s.tile_q == 16 * s.warps or s.tile_q == 32 * s.warps end,
-            function(s) return ("tile_q %d over %d warps is not 16 or 32 rows a warp"):format(s.tile_q, s.warps) end},
-        {"tile_k is a multiple of 16", nil,
-            function(s) return s.tile_k % 16 == 0 and s.tile_k <= 256 end,
-            function(s) return ("tile_k %d is not a multiple of 16 up to 256"):format(s.tile_k) end},
-        {"keys fit the warps", "backward",
-            function(s)
-                return (s.rows == 16 or s.rows == 32) and s.warps % s.split == 0 and s.tile_k == s.rows * s.warps // s.split
-            end,
-            function(s) return ("tile_k %d is not rows (16 or 32) * warps / split"):format(s.tile_k) end},
-        {"queries fit the warps", "backward",
-            function(s)
-                return s.tile_q % (16 * s.split) == 0 and s.tile_q % s.rows == 0 and s.warps % math.min(s.warps, s.tile_q // s.rows) == 0
-            end,
-            function(s) return ("tile_q %d does not share out over %d warps"):format(s.tile_q, s.warps) end},
-        {"stages", "backward",
-            function(s) return s.stages == 1 or s.stages == 2 end,
-            function(s) return ("stages %d is not 1 or 2"):format(s.stages) end},
-        {"registers", nil,
-            function(s, problem, pass)
-                local limit = math.min(arch_facts.registers_thread,
-                                       arch_facts.registers_sm // (32 * s.warps * s.blocks))
-                return kernel.accumulators(problem, pass, s) + OTHER_REGISTERS <= limit
-            end,
-            function(s, problem, pass)
-                return ("needs about %d registers a thread, %d blocks of %d threads leave %d"):format(
-                    kernel.accumulators(problem, pass, s) + OTHER_REGISTERS, s.blocks, 32 * s.warps,
-                    math.min(arch_facts.registers_thread, arch_facts.registers_sm // (32 * s.warps * s.blocks)))
-            end},
-        {"registers of the dQ pass", "backward",
-            function(s, problem)
-                return not s.dq_warps or (problem.d + 4 * s.dq_tile_k) // 2 + OTHER_REGISTERS <= arch_facts.registers_thread
-            end,
-            function(s, problem) return ("dQ of d=%d with tiles of %d keys leaves no registers"):format(problem.d, s.dq_tile_k) end},
-        {"shared memory", nil,
-            function(s, problem, pass, a)
-                local bytes = kernel.smem_bytes(problem, pass, "mma", s)
-                return bytes <= a.smem_block_bytes and s.blocks * (bytes + 1024) <= a.smem_sm_bytes
-            end,
-            function(s, problem, pass, a)
-                return ("d=%d:%d with this tile needs %d bytes of shared memory, %d block(s) of %s have %d"):format(
-                    problem.d, problem.dv, kernel.smem_bytes(problem, pass, "mma", s), s.blocks, a.name,
-                    math.min(a.smem_block_bytes, a.smem_sm_bytes // s.blocks - 1024))
-            end},
+        {"forward", function(s)
+            if s.tile_q == 16 * s.warps or s.tile_q == 32 * s.warps then return nil end
+            return ("tile_q %d over %d warps is not 16 or 32 rows a warp"):format(s.tile_q, s.warps)
+        end},
+        {nil, function(s)
+            if s.tile_k % 16 == 0 and s.tile_k <= 256 then return nil end
+            return ("tile_k %d is not a multiple of 16 up to 256"):format(s.tile_k)
+        end},
+        {"backward", function(s)
+            if (s.rows == 16 or s.rows == 32) and s.warps % s.split == 0 and s.tile_k == s.rows * s.warps // s.split then return nil end
+            return ("tile_k %d is not rows (16 or 32) * warps / split"):format(s.tile_k)
+        end},
+        {"backward", function(s)
+            if s.tile_q % (16 * s.split) == 0 and s.tile_q % s.rows == 0 and s.tile_q <= 256
+                and s.warps % math.min(s.warps, s.tile_q // s.rows) == 0 then
+                return nil
+            end
+            return ("tile_q %d does not share out over %d warps"):format(s.tile_q, s.warps)
+        end},
+        {"backward", function(s)
+            if s.stages == 1 or s.stages == 2 then return nil end
+            return ("stages %d is not 1 or 2"):format(s.stages)
+        end},
+        {nil, function(s, problem, pass)
+            local needed = kernel.accumulators(problem, pass, s) + OTHER_REGISTERS
+            local limit = math.min(arch_facts.registers_thread, arch_facts.registers_sm // (32 * s.warps * s.blocks))
+            if needed <= limit then return nil end
+            return ("needs about %d registers a thread, %d block(s) of %d threads leave %d"):format(
+                needed, s.blocks, 32 * s.warps, limit)
+        end},
+        {"backward", function(s, problem)
+            if not s.dq_warps or (problem.d + 4 * s.dq_tile_k) // 2 + OTHER_REGISTERS <= arch_facts.registers_thread then return nil end
+            return ("dQ of d=%d with tiles of %d keys leaves no registers"):format(problem.d, s.dq_tile_k)
+        end},
+        {nil, function(s, problem, pass, a)
+            local bytes = kernel.smem_bytes(problem, pass, "mma", s)
+            local limit = math.min(a.smem_block_bytes, a.smem_sm_bytes // s.blocks - 1024)
+            if bytes <= limit then return nil end
+            return ("d=%d:%d with this tile needs %d bytes of shared memory, %d block(s) of %s have %d"):format(
+                problem.d, problem.dv, bytes, s.blocks, a.name, limit)
+        end},
     },
     host = {
-        {"tile sizes", nil,
-            function(s)
-                return s.tile_q % kernel.host_lanes == 0 and s.tile_k % kernel.host_lanes == 0
-                    and s.tile_q >= kernel.host_lanes and s.tile_k >= kernel.host_lanes
-                    and s.tile_q <= HOST_MOST_ROWS and s.tile_k <= HOST_MOST_ROWS
-            end,
-            function(s)
-                return ("tile=%dx%d: queries and keys must be multiples of %d up to %d"):format(
-                    s.tile_q, s.tile_k, kernel.host_lanes, HOST_MOST_ROWS)
-            end},
+        {nil, function(s)
+            local lanes = kernel.host_lanes
+            if s.tile_q % lanes == 0 and s.tile_k % lanes == 0 and s.tile_q >= lanes and s.tile_k >= lanes
+                and s.tile_q <= HOST_MOST_ROWS and s.tile_k <= HOST_MOST_ROWS then
+                return nil
+            end
+            return ("tile=%dx%d: queries and keys must be multiples of %d up to %d"):format(
+                s.tile_q, s.tile_k, lanes, HOST_MOST_ROWS)
+        end},
     },
 }
 
@@ -239,9 +234,8 @@ end
 -- Reason why `s` cannot be, or nil.
 local function rejection(s, problem, pass, target, a)
     for _, rule in ipairs(RULES[target]) do
-        if (not rule[2] or rule[2] == pass) and not rule[3](s, problem, pass, a) then
-            return rule[4](s, problem, pass, a)
-        end
+        local reason = (not rule[1] or rule[1] == pass) and rule[2](s, problem, pass, a)
+        if reason then return reason end
     end
 end
 

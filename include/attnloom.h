@@ -190,7 +190,7 @@ typedef struct loom_kernel {
     size_t binary_bytes;
     int32_t cached;          /* 1: came from the cache */
     int32_t registers;       /* per thread, -1 on host */
-    int32_t spill_bytes;     /* per thread, -1 on host */
+    int32_t spill_bytes;     /* per thread, stored to local memory for want of registers, -1 on host */
     int32_t smem_bytes;      /* dynamic shared memory of a block; on host scratch of a thread */
     int32_t threads;         /* per block, 1 on host */
     double compile_seconds;  /* 0 when cached */

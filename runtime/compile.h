@@ -17,7 +17,7 @@ typedef struct loom__compiled {
     size_t binary_bytes;
     const char *log;     /* of the compiler, "" if it said nothing */
     int32_t registers;   /* per thread, -1 on host */
-    int32_t spill_bytes; /* stores plus loads per thread, -1 on host */
+    int32_t spill_bytes; /* "spill stores" of ptxas per thread, -1 on host */
     double seconds;
 } loom__compiled;
 

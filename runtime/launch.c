@@ -77,11 +77,12 @@ static loom_status check_shape(const loom_shape *shape, loom_error *error) {
     return LOOM_OK;
 }
 
-static loom_status check_start(const char *field, int64_t start, loom_error *error) {
-    if (start == LOOM_DEFAULT_START || (start >= -MAX_START && start <= MAX_START)) return LOOM_OK;
+/* A start and the last position of its sequence: what kernels compute from positions must not wrap. */
+static loom_status check_start(const char *field, int64_t start, int64_t seq, loom_error *error) {
+    if (start == LOOM_DEFAULT_START || (start >= -MAX_START && start <= MAX_START - seq + 1)) return LOOM_OK;
     return loom__fail(error, LOOM_INVALID, field,
-                      "%s is %lld, it must be -%lld to %lld, or LOOM_DEFAULT_START", field + 5,
-                      (long long)start, (long long)MAX_START, (long long)MAX_START);
+                      "%s is %lld, for a sequence of %lld it must be -%lld to %lld, or LOOM_DEFAULT_START", field + 5,
+                      (long long)start, (long long)seq, (long long)MAX_START, (long long)(MAX_START - seq + 1));
 }
 
 static loom_status fail_tensor(int32_t index, const char *member, loom_error *error, const char *format,
@@ -408,8 +409,8 @@ static loom_status launch(const loom_plan *plan, loom_pass pass, const loom_args
                           "scale is %g, it must be finite and > 0, or 0 for 1/sqrt(%d)", (double)args->scale,
                           plan->d);
     }
-    LOOM_TRY(plan->context, check_start("args.q_start", args->q_start, error));
-    LOOM_TRY(plan->context, check_start("args.k_start", args->k_start, error));
+    LOOM_TRY(plan->context, check_start("args.q_start", args->q_start, args->shape.seq_q, error));
+    LOOM_TRY(plan->context, check_start("args.k_start", args->k_start, args->shape.seq_k, error));
     for (int32_t i = 0; i < LOOM__NUM_TENSORS; i++) {
         LOOM_TRY(plan->context, check_tensor(plan, args, pass, i, &bits, error));
         if (is_written(i, pass) && tensor_of(args, i)->data) wanted |= 1u << i;

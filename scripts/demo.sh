@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# demo: from a fresh clone to attention of a real language model, computed by kernels that are generated, compiled,
-# cached and launched in front of you: on the GPU if there is one, else on the CPU. May be run again at any time.
+# demo: from a fresh clone to attention of a real language model, computed by kernels that are generated,
+# compiled, cached and launched in front of you: on the GPU if there is one, else on the CPU. May be run again
+# at any time.
 set -euo pipefail
 # shellcheck source=scripts/setup.sh
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"

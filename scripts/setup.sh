@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# setup: what demo.sh and test.sh share: installs what is missing, builds, finds or fetches NVRTC. To be sourced by
-# bash under `set -euo pipefail`. A step that fails says what was tried, shows the end of its log and exits 1.
+# setup: what demo.sh and test.sh share: installs what is missing, builds, finds or fetches NVRTC. To be sourced
+# by bash under `set -euo pipefail`. A step that fails says what was tried, shows the end of its log and exits 1.
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 build="$root/build"
@@ -65,8 +65,8 @@ setup_build() {
     quietly "build-$(basename "$folder")" cmake --build "$folder"
 }
 
-# Leaves an NVRTC that the library finds, or says that the CPU is all there is. Needs the built command line, which
-# knows what is there: the newest NVRTC of the toolkit, the system or a wheel that the driver takes.
+# Leaves an NVRTC that the library finds, or says that the CPU is all there is. Needs the built command line,
+# which knows what is there: the newest NVRTC of the toolkit, the system or a wheel that the driver takes.
 setup_nvrtc() {
     local facts wheel=nvidia-cuda-nvrtc folder # the newest; a driver of CUDA 12 takes no other major
     facts=$("$build/attnloom" info) || die "failed: $build/attnloom info"

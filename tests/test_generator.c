@@ -200,8 +200,10 @@ static void test_embedded(void **state) {
     loom_error error = LOOM_ERROR_INIT;
     assert_ok(error, loom__problem_query(context, "bf16 d=128 causal", &arena, &info, &error));
     assert_string_equal(info.text, "bf16 d=128 mask={k <= q}");
-    assert_fails(error, LOOM_INVALID, "problem.d", "7",
+    assert_fails(error, LOOM_UNSUPPORTED, "problem.d", "7",
                  loom__problem_query(context, "bf16 d=7", &arena, &info, &error));
+    assert_fails(error, LOOM_INVALID, "problem.d", "seven",
+                 loom__problem_query(context, "bf16 d=seven", &arena, &info, &error));
     loom__arena_free(&arena);
     loom_context_destroy(context);
     assert_int_equal(chdir(before), 0);

@@ -311,7 +311,7 @@ static void test_checks(void **state) {
         REFUSED((void)0, loom_forward, LOOM_INVALID, "args.scale", "scale is |finite and > 0|1/sqrt(16)");
     }
     REFUSED(b->args.q_start = (int64_t)1 << 30, loom_forward, LOOM_INVALID, "args.q_start",
-            "q_start is 1073741824|-1073741823 to 1073741823");
+            "q_start is 1073741824|-1073741823 to 1073741814");
     REFUSED(b->args.k_start = -((int64_t)1 << 40), loom_forward, LOOM_INVALID, "args.k_start",
             "k_start is -1099511627776");
 

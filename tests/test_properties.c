@@ -23,6 +23,7 @@
 #include <lua.h>
 #include <lualib.h>
 
+#include "part.h"
 #include "reference.h"
 
 /* The Lua archive of the build names the C library's streams so; see CMakeLists.txt. */
@@ -364,7 +365,7 @@ static const char GLUE[] =
     "end\n";
 
 static lua_State *lua;
-static char folder[64];
+static char folder[512];
 
 static void run_lua(int num_args, int num_results) {
     if (lua_pcall(lua, num_args, num_results, 0) != LUA_OK) fail_msg("%s", lua_tostring(lua, -1));
@@ -384,7 +385,8 @@ static int start_lua(void **state) {
     }
     if (luaL_loadstring(lua, GLUE)) return -1;
     run_lua(0, 1); /* the function stays at index 1 */
-    strcpy(folder, "/tmp/attnloom-properties-XXXXXX");
+    const char *tmp = getenv("TMPDIR");
+    snprintf(folder, sizeof folder, "%s/attnloom-properties-XXXXXX", tmp && *tmp ? tmp : "/tmp");
     return mkdtemp(folder) ? 0 : -1;
 }
 
@@ -408,7 +410,7 @@ static void path_in(char *path, size_t capacity, const char *name) {
 }
 
 static void compile(batch *b, const char *source) {
-    char c_path[96], so_path[96];
+    char c_path[600], so_path[600];
     path_in(c_path, sizeof c_path, "batch.c");
     path_in(so_path, sizeof so_path, "batch.so");
     FILE *file = fopen(c_path, "w");
@@ -783,6 +785,7 @@ static void run_random(uint64_t first_seed, int num, bool slow) {
     static char text[TEXT_BYTES + 256];
     memset(&counts, 0, sizeof counts);
     for (int i = 0; i < num; i++) {
+        if (slow && !part_has(i)) continue;
         random_problem(first_seed + (uint64_t)i, text);
         b.seeds[b.num] = first_seed + (uint64_t)i;
         b.texts[b.num++] = strdup(text);

@@ -20,8 +20,8 @@ static const loom__cli_command COMMAND = {
     .max_operands = 1,
     .text = "Compiles the kernels of a problem to a cubin for the GPU architecture given (NVRTC is needed, "
             "a GPU is not), or with --target host to a shared object for this CPU, and keeps them in the "
-            "cache. Prints one line a kernel with registers per thread, bytes spilled, shared memory, "
-            "seconds, whether it came from the cache, and the folder of its entry. Backward kernels are "
+            "cache. Prints one line a kernel with registers per thread, spill bytes (stored for want of "
+            "registers), shared memory, seconds, whether it came from the cache, and the folder of its entry. Backward kernels are "
             "listed with --pass backward.",
     .examples = "  attnloom compile \"bf16 d=128 causal\" --arch sm_80\n"
                 "  attnloom compile \"fp16 d=64 causal backward\" --arch sm_75 --pass backward\n"

@@ -14,8 +14,8 @@
 
 //@ part("logits", {lanes = "queries"})
 
-// From logits s [keys][tile_q] to P = exp(s - highest) in their place, where highest, the maximum of each query
-// so far, takes in those of the tile. sum: of P so far; rescale: what the older part of it was multiplied by.
+// From logits s [keys][tile_q] to P = exp(s - highest) in their place, where highest, the maximum of each
+// query so far, takes in the tile. sum: of P so far; rescale: what the older part of it was multiplied by.
 static void softmax(int num_q, int num_k, float *restrict s, float *restrict highest, float *restrict sum,
                     float *restrict rescale) {
     float base[tile_q];  // highest, or 0 for a query that has seen no key yet: then P = exp(-inf) = 0

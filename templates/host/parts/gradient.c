@@ -2,8 +2,8 @@
 //@ local outer = lanes == "queries" and "k" or "q"
 //@ local lane = lanes == "queries" and "q" or "k"
 // From logits s and dP = dO V^T of a tile to P = exp(s - LSE), in place of s, and dS, in place of dP. Where P
-// is 0 dS is 0 by selection: dP may be NaN there. A masked s gives P = 0 whatever LSE is: a spoiled row must not
-// spread.
+// is 0 dS is 0 by selection: dP may be NaN there. A masked s gives P = 0 whatever LSE is: a spoiled row must
+// not spread.
 //@ if has_score then
 // dS = P (dP - D) slope
 static void gradient(const float *restrict lse, const float *restrict delta, const float *restrict slope,

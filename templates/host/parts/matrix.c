@@ -1,8 +1,8 @@
 //@ local sizes = {16}
 //@ for _, n in ipairs(widths) do if n % 16 == 8 then sizes[2] = 8 end end
 //@ for _, width in ipairs(sizes) do
-// c[${c.block_rows}][${width}] += a b over `depth`; a[row][step] lies at row * a_row + step * a_step. The sum of an element runs
-// in the order of the steps, whatever its place in the block: its bits depend on its own row and column alone.
+// c[${c.block_rows}][${width}] += a b over `depth`; a[row][step] lies at row * a_row + step * a_step. The sum of an element
+// runs in the order of the steps, whatever its place in the block: its bits depend on its own row and column.
 static inline void add_block_${width}(const float *a, int a_row, int a_step, const float *b, int b_pitch,
                                 int depth, float *c, int c_pitch) {
 //@     for r = 0, c.block_rows - 1 do

@@ -55,7 +55,7 @@ static inline float to_float(Element x) {
     return float_of((uint32_t)x << 16);
 //@ else
     const uint32_t magnitude = (x & 0x7fffu) << 13;
-    const uint32_t finite = bits_of(float_of(magnitude) * 0x1p112f);  // moves the exponent's bias, subnormals too
+    const uint32_t finite = bits_of(float_of(magnitude) * 0x1p112f);  // moves the bias, subnormals too
     return float_of((magnitude >= 0x0f800000u ? magnitude | 0x7f800000u : finite) | (x & 0x8000u) << 16);
 //@ end
 }
@@ -101,14 +101,15 @@ static inline bool load_rows(const Element *from, long long stride, int rows, in
 }
 
 // The same transposed, as [dim][pitch], zeros in the rest of the last ${c.block_lanes} columns.
-static inline void load_columns(const Element *from, long long stride, int rows, int dim, int pitch, float *tile) {
+static inline void load_columns(const Element *from, long long stride, int rows, int dim, int pitch,
+                                float *tile) {
     for (int r = 0; r < (rows + block_lanes - 1) / block_lanes * block_lanes; ++r) {
         for (int x = 0; x < dim; ++x) tile[x * pitch + r] = r < rows ? to_float(from[r * stride + x]) : 0;
     }
 }
 
-// Writes a row as scale * row / divisor. Adding 0 turns -0 into 0: a tile in which the row sees nothing may or
-// may not have been added, and must not show.
+// Writes a row as scale * row / divisor. Adding 0 turns -0 into 0: a tile in which the row sees nothing may
+// or may not have been added, and must not show.
 static inline void store_row(Element *to, const float *row, int dim, float scale, float divisor) {
     for (int x = 0; x < dim; ++x) to[x] = from_float(row[x] * scale / divisor + 0.0f);
 }

@@ -1,0 +1,216 @@
+/* test_kernels.c - the CUDA kernels of a representative list of problems compile for every architecture, without
+ * a GPU, and keep their values in registers: no spills, but for those listed in SPILLS. ctest: slow
+ *
+ * Without an argument a part of the list is compiled, another each day: the environment variable
+ * ATTNLOOM_ROTATION=I repeats a run. `slow` compiles all of it, or with ATTNLOOM_TEST_PART=I/N part I of N.
+ * Skipped where there is no NVRTC.
+ */
+#define _POSIX_C_SOURCE 200809L
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include <cmocka.h>
+
+#include "common.h"
+#include "compile.h"
+
+#define COUNT(x) (sizeof(x) / sizeof *(x))
+
+/* NUM_ROTATIONS shares no factor with the number of archs, so that every part has some of each. */
+enum { SKIPPED = 77, NUM_ROTATIONS = 32, MOST_SPILL_BYTES = 64 };
+
+static const char *const ARCHS[] = {"sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"};
+
+/* bf16 stands for fp16 on sm_75, which has no bf16. */
+static const char *const PROBLEMS[] = {
+    /* every kind of head dim: under one mma, odd in 16 or 32, wide, d other than d of v */
+    "bf16 d=8 causal backward",
+    "fp16 d=8 mask={window(255, 0)} backward deterministic",
+    "bf16 d=24 causal backward",
+    "fp16 d=24 mask={window(255, 0)} backward deterministic",
+    "bf16 d=32 causal backward",
+    "fp16 d=32 mask={window(255, 0)} backward deterministic",
+    "bf16 d=64 causal backward",
+    "fp16 d=64 mask={window(255, 0)} backward deterministic",
+    "bf16 d=72 causal backward",
+    "fp16 d=72 mask={window(255, 0)} backward deterministic",
+    "bf16 d=80 causal backward",
+    "fp16 d=80 mask={window(255, 0)} backward deterministic",
+    "bf16 d=96 causal backward",
+    "fp16 d=96 mask={window(255, 0)} backward deterministic",
+    "bf16 d=128 causal backward",
+    "fp16 d=128 mask={window(255, 0)} backward deterministic",
+    "bf16 d=160 causal backward",
+    "fp16 d=160 mask={window(255, 0)} backward deterministic",
+    "bf16 d=192 causal backward",
+    "fp16 d=192 mask={window(255, 0)} backward deterministic",
+    "bf16 d=256 causal backward",
+    "fp16 d=256 mask={window(255, 0)} backward deterministic",
+    "bf16 d=192:128 causal backward",
+    "fp16 d=192:128 mask={window(255, 0)} backward deterministic",
+
+    /* no mask */
+    "bf16 d=64 backward",
+    "bf16 d=128 backward",
+    "fp16 d=256 backward deterministic",
+
+    /* masks */
+    "bf16 d=64 mask={document(ids)} params={ids: i32[seq_k]} backward",
+    "bf16 d=128 mask={causal & document(ids)} params={ids: i32[seq_k]} backward deterministic",
+    "fp16 d=128 mask={prefix(n) & window(l, r)} params={l: i32, n: i32, r: i32} backward",
+    "fp16 d=80 mask={causal & (q - k < near | k % 16 == 0)} params={near: i32} backward",
+    "bf16 d=128 mask={(q / 64 + k / 64) % 3 != 1 & (causal | k < 4)} backward",
+    "bf16 d=256 mask={causal & block[b, h, row / 64, col / 64]}"
+    " params={block: bool[batch, heads_q, ceil(seq_q/64), ceil(seq_k/64)]} backward",
+
+    /* scores */
+    "bf16 d=64 causal score={softcap(50)} backward",
+    "bf16 d=128 mask={window(4095, 0)} score={softcap(30)} backward",
+    "bf16 d=256 causal score={softcap(50)} backward deterministic",
+    "fp16 d=64 causal score={alibi(slopes)} params={slopes: f32[heads_q]} backward",
+    "bf16 d=128 causal score={alibi(slopes)} params={slopes: f32[heads_q]} backward deterministic",
+    "bf16 d=192:128 score={s + bias[h, row, col]} params={bias: bf16[heads_q, seq_q, seq_k]} backward",
+    "fp16 d=32 mask={causal & (q - k < near | k % stride == 0)} score={s - slope * log(f32(1 + abs(q - k)))}"
+    " params={near: i32, slope: f32, stride: i32} backward",
+};
+
+/* Kernels that may spill up to MOST_SPILL_BYTES, each with the reason why no schedule without spills is taken. The
+ * bytes are of NVRTC 13.0; other versions share out registers in their own ways. */
+static const struct spill {
+    const char *archs, *dim, *kernel, *schedule, *reason;
+} SPILLS[] = {
+    {"none", "", "", "", ""},
+};
+
+static loom_context *context;
+static size_t part, num_parts; /* of the list: every num_parts-th plan, from part on */
+static bool used[COUNT(SPILLS)];
+
+/* -- One plan -------------------------------------------------------------------------------------------- */
+
+/* Whether `word` stands between spaces or ends in `list`. */
+static bool has_word(const char *list, const char *word) {
+    size_t length = strlen(word);
+    for (const char *at = list; (at = strstr(at, word)); at += length)
+        if ((at == list || at[-1] == ' ') && (at[length] == ' ' || !at[length])) return true;
+    return false;
+}
+
+static bool may_spill(const char *arch, const char *problem, const char *kernel, const char *schedule) {
+    for (size_t i = 0; i < COUNT(SPILLS); i++) {
+        const struct spill *s = &SPILLS[i];
+        if (has_word(s->archs, arch) && has_word(problem, s->dim) && !strcmp(kernel, s->kernel) &&
+            !strcmp(schedule, s->schedule))
+            return used[i] = true;
+    }
+    return false;
+}
+
+/* Compiles all kernels of a problem for an arch; returns how many spill what they may not. */
+static int check_plan(const char *text, const char *arch) {
+    char problem[512];
+    loom_plan *plan = NULL;
+    loom_error error = LOOM_ERROR_INIT;
+    loom_plan_desc desc = LOOM_PLAN_DESC_INIT;
+    snprintf(problem, sizeof problem, "%s", text);
+    if (!strcmp(arch, "sm_75")) memcpy(problem, "fp16", 4);
+    desc.problem = problem;
+    desc.target = "mma";
+    desc.device = LOOM_DEVICE_NONE;
+    desc.arch = arch;
+    loom_status status = loom_plan_create(context, &desc, &plan, &error);
+    if (status == LOOM_UNSUPPORTED && !strcmp(error.field, "desc.arch")) {
+        printf("SKIPPED: %s: %s\n", arch, error.text);
+        return 0;
+    }
+    if (status) {
+        printf("FAILED: \"%s\" for %s: %s: %s\n", problem, arch, error.field, error.text);
+        return 1;
+    }
+    int num_failed = 0;
+    for (int32_t i = 0; i < loom_plan_num_kernels(plan); i++) {
+        loom_kernel kernel = LOOM_KERNEL_INIT;
+        assert_int_equal(loom_plan_kernel(plan, i, &kernel, &error), LOOM_OK);
+        bool forward = !strcmp(kernel.name, "forward");
+        const char *schedule =
+            loom_plan_text(plan, forward ? LOOM_TEXT_SCHEDULE : LOOM_TEXT_SCHEDULE_BACKWARD);
+        assert_memory_equal(kernel.binary, "\177ELF", 4);
+        assert_in_range(kernel.registers, 1, 255);
+        assert_true(kernel.spill_bytes >= 0);
+        if (kernel.spill_bytes == 0) continue;
+        bool fine = kernel.spill_bytes <= MOST_SPILL_BYTES && may_spill(arch, problem, kernel.name, schedule);
+        printf("%s: %d spill bytes, %d registers: %s %s, %s, %s\n  attnloom compile \"%s\" --arch %s%s\n",
+               fine ? "listed" : "FAILED", kernel.spill_bytes, kernel.registers, kernel.name, kernel.variant, arch,
+               schedule, problem, arch, forward ? "" : " --pass backward");
+        num_failed += !fine;
+    }
+    loom_plan_destroy(plan);
+    return num_failed;
+}
+
+/* -- The list -------------------------------------------------------------------------------------------- */
+
+static void kernels_do_not_spill(void **state) {
+    (void)state;
+    int num_failed = 0;
+    for (size_t i = part; i < COUNT(PROBLEMS) * COUNT(ARCHS); i += num_parts) {
+        num_failed += check_plan(PROBLEMS[i / COUNT(ARCHS)], ARCHS[i % COUNT(ARCHS)]);
+        fflush(stdout);
+    }
+    for (size_t i = 0; i < COUNT(SPILLS) && num_parts == 1; i++) {
+        if (used[i]) continue;
+        printf("FAILED: no kernel spills as SPILLS says of %s %s %s %s\n", SPILLS[i].archs, SPILLS[i].dim,
+               SPILLS[i].kernel, SPILLS[i].schedule);
+        num_failed++;
+    }
+    if (num_failed) fail_msg("%d failures, listed above", num_failed);
+}
+
+/* Takes the part from the argument and the environment. Returns false where that is not well said. */
+static bool choose_part(bool slow) {
+    unsigned long at = 0, of = 1;
+    const char *text = getenv(slow ? "ATTNLOOM_TEST_PART" : "ATTNLOOM_ROTATION");
+    if (slow) {
+        if (text && *text && (sscanf(text, "%lu/%lu", &at, &of) != 2 || at >= of)) return false;
+    } else {
+        of = NUM_ROTATIONS;
+        at = (unsigned long)(time(NULL) / 86400) % of;
+        if (text && *text && (sscanf(text, "%lu", &at) != 1 || at >= of)) return false;
+        printf("part %lu of %lu: ATTNLOOM_ROTATION=%lu repeats it\n", at, of, at);
+    }
+    part = at;
+    num_parts = of;
+    return true;
+}
+
+int main(int argc, char **argv) {
+    loom_options options = LOOM_OPTIONS_INIT;
+    loom_error error = LOOM_ERROR_INIT;
+    const loom__toolchain *found = NULL;
+    if (!choose_part(argc > 1 && !strcmp(argv[1], "slow"))) {
+        fprintf(stderr, "ATTNLOOM_ROTATION is a number below %d, ATTNLOOM_TEST_PART is I/N with I below N\n",
+                NUM_ROTATIONS);
+        return 1;
+    }
+    options.cache_dir = "";
+    if (loom_context_create(&options, &context, &error)) {
+        fprintf(stderr, "%s: %s\n", error.field, error.text);
+        return 1;
+    }
+    if (loom__nvrtc_find(context, &found, &error)) {
+        printf("SKIPPED: %s\n", error.text);
+        loom_context_destroy(context);
+        return SKIPPED;
+    }
+    printf("%s\n", found->name);
+    const struct CMUnitTest tests[] = {cmocka_unit_test(kernels_do_not_spill)};
+    int status = cmocka_run_group_tests(tests, NULL, NULL);
+    loom_context_destroy(context);
+    return status;
+}
