@@ -1,6 +1,8 @@
 /* test_cases.c - failures that users met in other attention libraries, one test each, and identities that
  * need no reference. The names are those of the project's list of cases; sizes that would take seconds on a
- * CPU are smaller there. ctest: gpu
+ * CPU are smaller there.
+ *
+ * ctest: gpu
  */
 #define _POSIX_C_SOURCE 200809L
 #include <math.h>

@@ -1,5 +1,7 @@
 /* test_fuzz.c - hostile problem texts: no crash, every refusal names a field, a canonical text is its own
- * canonical text and the reference can read it. ctest: slow
+ * canonical text and the reference can read it.
+ *
+ * ctest: slow
  */
 #define _POSIX_C_SOURCE 200809L
 #include <setjmp.h>

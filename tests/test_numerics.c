@@ -1,5 +1,7 @@
 /* test_numerics.c - kernels against float64: dtypes, head dims, lengths, groups, masks, scores, params,
- * layouts. ctest: gpu slow
+ * layouts.
+ *
+ * ctest: gpu slow
  */
 #define _POSIX_C_SOURCE 200809L
 #include <math.h>

@@ -1,8 +1,10 @@
 /* test_properties.c - the algebra on random expressions: the C text that the generator emits agrees with the
  * reference's own evaluator, and tile classes and spans never contradict the elements, over shapes with q <
- * 0, more queries than keys, products past 2^31 and divisors 0. ctest: slow
+ * 0, more queries than keys, products past 2^31 and divisors 0.
  *
  * A failure prints the line that repeats it. Put it into tests/seeds.txt: every run begins with those lines.
+ *
+ * ctest: slow
  */
 #define _POSIX_C_SOURCE 200809L
 #include <dlfcn.h>
