@@ -21,6 +21,8 @@ local why = require "why"
 
 local main = {version = "0.1"}
 
+local MOST_SEQ = 1 << 30 -- as in runtime/launch.c: positions stay inside i32
+
 local MMA_DTYPES = {bf16 = true, fp16 = true}
 
 local function fail(status, field, format, ...)
@@ -130,7 +132,13 @@ end
 function main.why(request)
     local plan, message = make_plan(request)
     if not plan then return nil, message end
-    return why.text(plan, request.shape or request.hint, request.pass)
+    local shape = request.shape or request.hint
+    for _, name in ipairs(shape and {"seq_q", "seq_k"} or {}) do
+        if shape[name] > MOST_SEQ then
+            return fail("INVALID", "shape." .. name, "%s is %d, the limit is %d", name, shape[name], MOST_SEQ)
+        end
+    end
+    return why.text(plan, shape, request.pass)
 end
 
 function main.standalone(request)

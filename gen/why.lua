@@ -10,7 +10,7 @@ local interval = require "interval"
 
 local why = {}
 
-local MOST_TILES = 200000 -- classified one by one; beyond it every n-th row of tiles is counted
+local MOST_ROWS, MOST_TILES = 4096, 200000 -- counted of a shape, evenly spread; the text says when it is not all
 
 local function walk_text(problem)
     local walk = interval.walk(problem.mask)
@@ -34,34 +34,41 @@ function why.choice(plan)
     return table.concat(lines, "\n") .. "\n"
 end
 
--- Classes of the tiles in one row of tiles (forward: queries; backward: keys), given as counts.
-local function count_range(problem, box, direction, first, length, tile)
-    local spans = interval.spans(problem.mask, box, direction, {params = {}})
-    local visited, full = 0, 0
-    local last = first + length - 1
-    for t = 0, (length + tile - 1) // tile - 1 do
-        local lo, hi = first + t * tile, math.min(first + (t + 1) * tile - 1, last)
-        local meets, inside = false, false
-        for _, span in ipairs(spans) do
-            meets = meets or (span.outer[1] <= hi and lo <= span.outer[2])
-            inside = inside or (span.inner[1] <= lo and lo + tile - 1 <= math.min(span.inner[2], last))
-        end
-        if meets then visited = visited + 1 end
-        if meets and inside then full = full + 1 end
+-- Tiles in a union of intervals {lo, hi}.
+local function union_size(intervals)
+    table.sort(intervals, function(a, b) return a[1] < b[1] end)
+    local size, done = 0, -1
+    for _, span in ipairs(intervals) do
+        local lo = math.max(span[1], done + 1)
+        if lo <= span[2] then size, done = size + span[2] - lo + 1, span[2] end
     end
-    return visited, full
+    return size
+end
+
+-- Counts of one row of tiles (forward: a tile of queries; backward: of keys): visited, full, counted.
+local function count_range(problem, box, direction, first, length, tile)
+    local outer, inner = {}, {}
+    for _, span in ipairs(interval.spans(problem.mask, box, direction, {params = {}})) do
+        local lo, hi = math.max(span.outer[1] - first, 0), math.min(span.outer[2] - first, length - 1)
+        if lo <= hi then outer[#outer + 1] = {lo // tile, hi // tile} end
+        lo, hi = math.max(span.inner[1] - first, 0), math.min(span.inner[2] - first, length - 1)
+        inner[#inner + 1] = {(lo + tile - 1) // tile, (hi + 1) // tile - 1}
+    end
+    return union_size(outer), union_size(inner), (length + tile - 1) // tile
 end
 
 local function count_classes(problem, box, direction, first, length, tile)
-    local visited, full = 0, 0
-    for t = 0, (length + tile - 1) // tile - 1 do
+    local visited, full, counted = 0, 0, 0
+    local tiles = (length + tile - 1) // tile
+    for t = 0, tiles - 1, math.max(1, tiles // MOST_TILES) do
         local lo, hi = first + t * tile, math.min(first + (t + 1) * tile, first + length) - 1
         if direction == "keys" then box.k_lo, box.k_hi = lo, hi else box.q_lo, box.q_hi = lo, hi end
         local class = interval.class(problem.mask, box, {params = {}})
         if class ~= "empty" then visited = visited + 1 end
         if class == "full" and hi - lo + 1 == tile then full = full + 1 end
+        counted = counted + 1
     end
-    return visited, full
+    return visited, full, counted
 end
 
 function why.tiles(problem, pass, schedule, shape)
@@ -73,17 +80,18 @@ function why.tiles(problem, pass, schedule, shape)
         own, own_tile, own_start, other, other_tile, other_start = other, other_tile, other_start, own, own_tile, own_start
     end
     local rows, columns = (own + own_tile - 1) // own_tile, (other + other_tile - 1) // other_tile
-    local step = math.max(1, rows * columns // MOST_TILES)
-    local count = problem.mask and interval.walk(problem.mask).kind == "classify" and count_classes or count_range
+    local classify = interval.walk(problem.mask).kind == "classify"
+    local count = classify and count_classes or count_range
+    local step = math.max(1, rows // MOST_ROWS, classify and rows * columns // MOST_TILES or 1)
     local visited, full, counted = 0, 0, 0
     for row = 0, rows - 1, step do
         local lo, hi = own_start + row * own_tile, own_start + math.min((row + 1) * own_tile, own) - 1
         local box = {b = 0, h = 0, hkv = 0, q_start = q_start, k_start = k_start, seq_q = shape.seq_q, seq_k = shape.seq_k,
                      q_lo = q_start, q_hi = q_start + shape.seq_q - 1, k_lo = k_start, k_hi = k_start + shape.seq_k - 1}
         if forward then box.q_lo, box.q_hi = lo, hi else box.k_lo, box.k_hi = lo, hi end
-        local v, f = count(problem, box, forward and "keys" or "queries", other_start, other, other_tile)
+        local v, f, n = count(problem, box, forward and "keys" or "queries", other_start, other, other_tile)
         if not forward and hi - lo + 1 < own_tile then f = 0 end -- keys past the end are masked
-        visited, full, counted = visited + v, full + f, counted + columns
+        visited, full, counted = visited + v, full + f, counted + n
     end
     return {visited = visited, full = full, partial = visited - full, skipped = counted - visited, counted = counted,
             of = rows * columns}

@@ -1,5 +1,7 @@
 /* test_kernels.c - the CUDA kernels of a representative list of problems compile for every architecture, without
- * a GPU, and keep their values in registers: no spills, but for those listed in SPILLS. ctest: slow
+ * a GPU, and keep their values in registers: no spills, but for those listed in SPILLS.
+ *
+ * ctest: slow
  *
  * Without an argument a part of the list is compiled, another each day: the environment variable
  * ATTNLOOM_ROTATION=I repeats a run. `slow` compiles all of it, or with ATTNLOOM_TEST_PART=I/N part I of N.

@@ -12,6 +12,7 @@
 
 #include <cmocka.h>
 
+#include "part.h"
 #include "rigs.h"
 
 #define COUNT(x) (sizeof(x) / sizeof *(x))
@@ -47,11 +48,12 @@ static void head_dims(void **state) {
 static void every_head_dim(void **state) {
     (void)state;
     loom__rig_options options = options_of(2, 2, 1, 150, 131);
-    for (int d = 8; d <= 256; d += 8)
-        for (size_t dtype = 0; dtype < 3; dtype++)
-            check(TEXT("%s d=%d:%d %s backward", dtype_of(dtype), d, dtype ? d : 264 - d,
-                       d % 16 ? "causal" : ""),
-                  &options);
+    for (int64_t i = 0; i < 96; i++) {
+        int dtype = (int)(i % 3), d = (int)(i / 3 + 1) * 8, dv = dtype ? d : 264 - d;
+        if (!part_has(i)) continue;
+        check(TEXT("%s d=%d:%d %s backward", dtype_of((size_t)dtype), d, dv, d % 16 ? "causal" : ""),
+              &options);
+    }
 }
 
 /* -- Lengths --------------------------------------------------------------------------------------------- */

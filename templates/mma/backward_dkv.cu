@@ -201,7 +201,10 @@ extern "C" __global__ void __launch_bounds__(threads, ${k.blocks_per_sm}) ${symb
 //@ if has_mask and not deterministic then
         if (first_step) careful = find_nonfinite(nonfinite, smem + smem_k, tile_k, pitch_qk, depth_qk);
         first_step = false;
-        if (careful && threadIdx.x < 8) spoilt_queries[threadIdx.x] = 0;
+        if (careful) {
+            if (threadIdx.x < 8) spoilt_queries[threadIdx.x] = 0;
+            __syncthreads();  // before any warp marks one
+        }
 //@ end
 
         // [2] S^T = K Q^T

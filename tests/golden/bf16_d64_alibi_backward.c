@@ -147,7 +147,7 @@ void attnloom_backward_delta(const LoomArgs *args, long long block, void *scratc
 // Problem    bf16 d=64 mask={k <= q} score={s - slopes[h] * f32(abs(q - k))} params={slopes: f32[heads_q]} backward
 // Schedule   tile=64x64, variant any
 // Work       batch * heads_kv * ceil(seq_k / 64) blocks, each one call; scratch 147456 bytes a thread
-// Shared          0  k [dim_qk][tile_k]
+// Scratch         0  k [dim_qk][tile_k]
 //             16384  v [dim_v][tile_k]
 //             32768  q [tile_q][dim_qk]
 //             49152  dout [tile_q][dim_v]
@@ -171,15 +171,15 @@ enum { tile_q = 64 };  // queries of a tile
 enum { tile_k = 64 };  // keys of a tile
 enum { block_rows = 8 };  // rows of a product computed at once
 enum { block_lanes = 16 };  // columns of it
-enum { smem_k = 0 };  // offset of k in shared memory, bytes
-enum { smem_v = 16384 };  // offset of v in shared memory, bytes
-enum { smem_q = 32768 };  // offset of q in shared memory, bytes
-enum { smem_dout = 49152 };  // offset of dout in shared memory, bytes
-enum { smem_s = 65536 };  // offset of s in shared memory, bytes
-enum { smem_dp = 81920 };  // offset of dp in shared memory, bytes
-enum { smem_dk = 98304 };  // offset of dk in shared memory, bytes
-enum { smem_dv = 114688 };  // offset of dv in shared memory, bytes
-enum { smem_slope = 131072 };  // offset of slope in shared memory, bytes
+enum { smem_k = 0 };  // offset of k in scratch memory, bytes
+enum { smem_v = 16384 };  // offset of v in scratch memory, bytes
+enum { smem_q = 32768 };  // offset of q in scratch memory, bytes
+enum { smem_dout = 49152 };  // offset of dout in scratch memory, bytes
+enum { smem_s = 65536 };  // offset of s in scratch memory, bytes
+enum { smem_dp = 81920 };  // offset of dp in scratch memory, bytes
+enum { smem_dk = 98304 };  // offset of dk in scratch memory, bytes
+enum { smem_dv = 114688 };  // offset of dv in scratch memory, bytes
+enum { smem_slope = 131072 };  // offset of slope in scratch memory, bytes
 
 typedef struct LoomArgs {  // strides in elements
     const unsigned short *q;
@@ -687,7 +687,7 @@ void attnloom_backward_dkv(const LoomArgs *args, long long block, void *scratch)
 // Problem    bf16 d=64 mask={k <= q} score={s - slopes[h] * f32(abs(q - k))} params={slopes: f32[heads_q]} backward
 // Schedule   tile=64x64, variant any
 // Work       batch * heads_q * ceil(seq_q / 64) blocks, each one call; scratch 131072 bytes a thread
-// Shared          0  q [dim_qk][tile_q]
+// Scratch         0  q [dim_qk][tile_q]
 //             16384  dout [dim_v][tile_q]
 //             32768  k [tile_k][dim_qk]
 //             49152  v [tile_k][dim_v]
@@ -710,14 +710,14 @@ enum { tile_q = 64 };  // queries of a tile
 enum { tile_k = 64 };  // keys of a tile
 enum { block_rows = 8 };  // rows of a product computed at once
 enum { block_lanes = 16 };  // columns of it
-enum { smem_q = 0 };  // offset of q in shared memory, bytes
-enum { smem_dout = 16384 };  // offset of dout in shared memory, bytes
-enum { smem_k = 32768 };  // offset of k in shared memory, bytes
-enum { smem_v = 49152 };  // offset of v in shared memory, bytes
-enum { smem_s = 65536 };  // offset of s in shared memory, bytes
-enum { smem_dp = 81920 };  // offset of dp in shared memory, bytes
-enum { smem_dq = 98304 };  // offset of dq in shared memory, bytes
-enum { smem_slope = 114688 };  // offset of slope in shared memory, bytes
+enum { smem_q = 0 };  // offset of q in scratch memory, bytes
+enum { smem_dout = 16384 };  // offset of dout in scratch memory, bytes
+enum { smem_k = 32768 };  // offset of k in scratch memory, bytes
+enum { smem_v = 49152 };  // offset of v in scratch memory, bytes
+enum { smem_s = 65536 };  // offset of s in scratch memory, bytes
+enum { smem_dp = 81920 };  // offset of dp in scratch memory, bytes
+enum { smem_dq = 98304 };  // offset of dq in scratch memory, bytes
+enum { smem_slope = 114688 };  // offset of slope in scratch memory, bytes
 
 typedef struct LoomArgs {  // strides in elements
     const unsigned short *q;

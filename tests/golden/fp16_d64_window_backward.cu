@@ -753,7 +753,10 @@ extern "C" __global__ void __launch_bounds__(threads, 1) attnloom_backward_dkv(c
         skip_heads();
         if (first_step) careful = find_nonfinite(nonfinite, smem + smem_k, tile_k, pitch_qk, depth_qk);
         first_step = false;
-        if (careful && threadIdx.x < 8) spoilt_queries[threadIdx.x] = 0;
+        if (careful) {
+            if (threadIdx.x < 8) spoilt_queries[threadIdx.x] = 0;
+            __syncthreads();  // before any warp marks one
+        }
 
         // [2] S^T = K Q^T
         float p[key_tiles][query_columns][4];  // [key, query]: S^T, then P^T

@@ -4,7 +4,7 @@
 // Problem    fp32 d=40 mask={k <= q} backward
 // Schedule   tile=64x64, variant any
 // Work       batch * heads_q * ceil(seq_q / 64) blocks, each one call; scratch 57344 bytes a thread
-// Shared          0  q [dim_qk][tile_q]
+// Scratch         0  q [dim_qk][tile_q]
 //             10240  k [tile_k][dim_qk]
 //             20480  v [tile_k][dim_v]
 //             30720  s [tile_k][tile_q] S^T, then P^T
@@ -24,11 +24,11 @@ enum { tile_q = 64 };  // queries of a tile
 enum { tile_k = 64 };  // keys of a tile
 enum { block_rows = 8 };  // rows of a product computed at once
 enum { block_lanes = 16 };  // columns of it
-enum { smem_q = 0 };  // offset of q in shared memory, bytes
-enum { smem_k = 10240 };  // offset of k in shared memory, bytes
-enum { smem_v = 20480 };  // offset of v in shared memory, bytes
-enum { smem_s = 30720 };  // offset of s in shared memory, bytes
-enum { smem_o = 47104 };  // offset of o in shared memory, bytes
+enum { smem_q = 0 };  // offset of q in scratch memory, bytes
+enum { smem_k = 10240 };  // offset of k in scratch memory, bytes
+enum { smem_v = 20480 };  // offset of v in scratch memory, bytes
+enum { smem_s = 30720 };  // offset of s in scratch memory, bytes
+enum { smem_o = 47104 };  // offset of o in scratch memory, bytes
 
 typedef struct LoomArgs {  // strides in elements
     const float *q;
