@@ -11,7 +11,7 @@ set -euo pipefail
 # shellcheck source=scripts/setup.sh
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
-PARTS=16
+PARTS=32
 # Numbers, not memory, are what these are about: under sanitizers they would take all the time there is.
 HEAVY='^(cases|numerics|properties|kernels|example_minilm)$'
 

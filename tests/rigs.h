@@ -29,10 +29,10 @@ static struct rigs {
     } plans[RIGS_MAX_PLANS];
 } rigs = {.device = LOOM_DEVICE_HOST};
 
-static bool on_gpu(void) { return rigs.device != LOOM_DEVICE_HOST; }
+static inline bool on_gpu(void) { return rigs.device != LOOM_DEVICE_HOST; }
 
 /* Opens the context and the device. Returns 0, or the status to exit with. */
-static int rigs_start(int argc, char **argv) {
+static inline int rigs_start(int argc, char **argv) {
     loom_error error = LOOM_ERROR_INIT;
     const loom__device *device = NULL;
     const char *ordinal = getenv("ATTNLOOM_TEST_DEVICE");
@@ -63,7 +63,7 @@ static int rigs_start(int argc, char **argv) {
     return 0;
 }
 
-static void rigs_drop_plans(void) {
+static inline void rigs_drop_plans(void) {
     while (rigs.num_plans) {
         rigs.num_plans--;
         loom_plan_destroy(rigs.plans[rigs.num_plans].plan);
@@ -71,13 +71,13 @@ static void rigs_drop_plans(void) {
     }
 }
 
-static void rigs_stop(void) {
+static inline void rigs_stop(void) {
     rigs_drop_plans();
     loom_context_destroy(rigs.context);
 }
 
 /* The plan of a problem text, made once. */
-static loom_plan *plan_of(const char *problem) {
+static inline loom_plan *plan_of(const char *problem) {
     loom_plan_desc desc = LOOM_PLAN_DESC_INIT;
     loom_error error = LOOM_ERROR_INIT;
     for (int i = 0; i < rigs.num_plans; i++)
@@ -94,14 +94,14 @@ static loom_plan *plan_of(const char *problem) {
     return plan;
 }
 
-static loom__rig_options options_of(int64_t batch, int64_t heads_q, int64_t heads_kv, int64_t seq_q,
+static inline loom__rig_options options_of(int64_t batch, int64_t heads_q, int64_t heads_kv, int64_t seq_q,
                                     int64_t seq_k) {
     loom__rig_options options = LOOM__RIG_OPTIONS_INIT;
     options.shape = (loom_shape){batch, heads_q, heads_kv, seq_q, seq_k};
     return options;
 }
 
-static void fail_rig(const char *problem, const loom__rig_options *o, const char *what) {
+static inline void fail_rig(const char *problem, const loom__rig_options *o, const char *what) {
     fail_msg("%s\n  attnloom check \"%s\" --target %s --shape \"batch=%lld heads=%lld:%lld seq=%lld:%lld\" "
              "--seed %llu"
              "   (layout %s, q_start %lld, k_start %lld, scale %g)",
@@ -113,7 +113,7 @@ static void fail_rig(const char *problem, const loom__rig_options *o, const char
              o->k_start == LOOM_DEFAULT_START ? 0 : (long long)o->k_start, (double)o->scale);
 }
 
-static loom__rig *rig_of(const char *problem, const loom__rig_options *options) {
+static inline loom__rig *rig_of(const char *problem, const loom__rig_options *options) {
     loom_error error = LOOM_ERROR_INIT;
     loom__rig *rig = NULL;
     if (loom__rig_create(rigs.context, plan_of(problem), rigs.device, options, &rig, &error))
@@ -121,10 +121,10 @@ static loom__rig *rig_of(const char *problem, const loom__rig_options *options) 
     return rig;
 }
 
-static bool has_backward(const loom__rig *rig) { return rig->reference->backward; }
+static inline bool has_backward(const loom__rig *rig) { return rig->reference->backward; }
 
 /* Forward, and backward if the problem has it. */
-static void run_rig(loom__rig *rig, const char *problem) {
+static inline void run_rig(loom__rig *rig, const char *problem) {
     loom_error error = LOOM_ERROR_INIT;
     for (loom_pass pass = LOOM_FORWARD; pass <= (has_backward(rig) ? LOOM_BACKWARD : LOOM_FORWARD); pass++) {
         if (loom__rig_run(rig, pass, &error)) {
@@ -136,7 +136,7 @@ static void run_rig(loom__rig *rig, const char *problem) {
 }
 
 /* The outputs of a rig that ran, against float64. */
-static void compare_rig(loom__rig *rig, const char *problem) {
+static inline void compare_rig(loom__rig *rig, const char *problem) {
     loom_error error = LOOM_ERROR_INIT;
     loom__rig_report report = {.fine = false};
     char what[2048];
@@ -152,7 +152,7 @@ static void compare_rig(loom__rig *rig, const char *problem) {
 }
 
 /* Runs, compares, and runs once more for equal bits where they are promised. */
-static void check_rig(loom__rig *rig, const char *problem) {
+static inline void check_rig(loom__rig *rig, const char *problem) {
     loom__rig_options options = rig->options;
     run_rig(rig, problem);
     compare_rig(rig, problem);
@@ -167,7 +167,7 @@ static void check_rig(loom__rig *rig, const char *problem) {
     fail_rig(problem, &options, "a second run gave other bits");
 }
 
-static void check(const char *problem, const loom__rig_options *options) {
+static inline void check(const char *problem, const loom__rig_options *options) {
     static int64_t num_cases;
     if (rigs.slow && !part_has(num_cases++)) return;
     loom__rig *rig = rig_of(problem, options);
