@@ -37,6 +37,13 @@ end
 -- may have too many; it computes on what lies behind its row and stores nothing of it.
 local function share(depth, parts) return (depth // MMA_K + parts - 1) // parts * 2 end
 
+-- Constants of the bits of what is seen of a tile (templates/mma/parts/seen.cu): words of at most 8 columns.
+local function seen_constants(columns)
+    local width = math.min(columns, 8)
+    return {{"seen_columns", width, "columns of accumulators in one word of bits of what is seen"},
+            {"seen_words", columns // width, "such words of a tile"}}
+end
+
 -- The workspace of the backward: D per row of q, and the f32 sum of dQ where blocks add to it.
 local function backward_workspace(problem, target)
     local list = {{name = "delta", row_bytes = FLOAT_BYTES, doc = "[batch, heads_q, seq_q] rowsum(dO * O) - dLSE"}}
@@ -84,11 +91,11 @@ function mma.forward(problem, s)
     return {
         name = "forward", template = "mma/forward.cu", calls = {keys = true}, title = "O = softmax(S) V, LSE = ln(sum exp S)",
         threads = 32 * s.warps, blocks_per_sm = s.blocks,
-        constants = append(mma_constants(problem, s), {
+        constants = append(append(mma_constants(problem, s), {
             {"row_tiles", rows_per_warp // 16, "16-row mma tiles of a warp"},
             {"key_columns", s.tile_k // MMA_N, "8-key columns of S"},
             {"value_columns", dv // MMA_N, "8-wide columns of O"},
-        }),
+        }), seen_constants(s.tile_k // MMA_N)),
         shared = note_nonfinite(problem, {
             {"q", s.tile_q * pitch(d) * HALF_BYTES, "[tile_q][pitch_qk]"},
             {"k", s.tile_k * pitch(d) * HALF_BYTES, "[tile_k][pitch_qk]"},
@@ -140,7 +147,7 @@ function mma.backward_dkv(problem, s)
         title = problem.deterministic and "dV = P^T dO, dK = scale dS^T Q"
             or "dV = P^T dO, dK = scale dS^T Q, dQ sum += dS K",
         threads = 32 * s.warps, blocks_per_sm = s.blocks,
-        constants = append(mma_constants(problem, s), {
+        constants = append(append(mma_constants(problem, s), {
             {"stages", s.stages, "buffers of q and dO"},
             {"split", s.split, "warps that share 16 keys, each with its part of the head dim"},
             {"key_warps", key_warps, "groups of warps along the keys"},
@@ -152,7 +159,7 @@ function mma.backward_dkv(problem, s)
             {"query_warps", query_warps, "groups of warps along the queries of dQ"},
             {"query_tiles", s.tile_q // query_warps // 16, "16-query mma tiles of dQ of a warp"},
             {"dq_columns", share(d, s.warps // query_warps), "8-wide columns of dQ a warp computes"},
-        }),
+        }), seen_constants(s.tile_q // MMA_N // s.split)),
         shared = shared,
         phases = {"work, k and v", "S^T = K Q^T", "P^T", "dP^T = V dO^T, dS^T", "dV += P^T dO, dK += dS^T Q",
                   "dQ sum += dS K", "store dK and dV"},
@@ -166,7 +173,7 @@ function mma.backward_dq(problem, s)
     return {
         name = "backward_dq", template = "mma/backward_dq.cu", calls = {keys = true, slope = true}, title = "dQ = scale dS K, in the order of keys",
         threads = 32 * s.dq_warps,
-        constants = {
+        constants = append({
             {"dim_qk", problem.d, "head dim of q and k"},
             {"dim_v", problem.dv, "head dim of v and o"},
             {"depth_qk", d, "dim_qk rounded up to one mma, zeros past dim_qk"},
@@ -179,7 +186,7 @@ function mma.backward_dq(problem, s)
             {"pitch_v", pitch(dv), "the same of v and dO"},
             {"key_columns", s.dq_tile_k // MMA_N, "8-key columns of S"},
             {"qk_columns", d // MMA_N, "8-wide columns of dQ"},
-        },
+        }, seen_constants(s.dq_tile_k // MMA_N)),
         shared = note_nonfinite(problem, {
             {"q", 16 * s.dq_warps * pitch(d) * HALF_BYTES, "[tile_q][pitch_qk]"},
             {"dout", 16 * s.dq_warps * pitch(dv) * HALF_BYTES, "[tile_q][pitch_v]"},
@@ -340,8 +347,8 @@ end
 
 function kernel.accumulators(problem, pass, s)
     local d, dv = head_dims(problem)
-    -- O; S counts half again for what is made of it: maxima, P, indices of a mask
-    if pass == "forward" then return s.tile_q // s.warps * (2 * dv + 3 * s.tile_k) // 64 end
+    -- O; S counts more than once for what is made of it: maxima, P, indices
+    if pass == "forward" then return s.tile_q // s.warps * (5 * dv + 8 * s.tile_k) // 160 end
     return s.rows * (d + dv + 2 * s.tile_q) // s.split // 32  -- dK, dV; S^T and dP^T
 end
 

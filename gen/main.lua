@@ -132,6 +132,9 @@ end
 function main.why(request)
     local plan, message = make_plan(request)
     if not plan then return nil, message end
+    if request.pass == "backward" and not plan.problem.backward then
+        return fail("INVALID", "pass", "the problem has no backward pass: it lacks the word 'backward'")
+    end
     local shape = request.shape or request.hint
     for _, name in ipairs(shape and {"seq_q", "seq_k"} or {}) do
         if shape[name] > MOST_SEQ then

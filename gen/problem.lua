@@ -2,7 +2,7 @@
 
   problem.parse(text)                 -> problem | nil, errors
   problem.print(problem)              -> canonical text; parse(print(p)) equals p, equal problems print equally
-  problem.format_errors(text, errors) -> one paragraph per error: field, message, the line and a caret
+  problem.format_errors(text, errors) -> one paragraph per error: field (not the first, callers carry it), message, the line and a caret
 
   parse("bf16 d=128 causal backward") ->
       {text = "bf16 d=128 mask={k <= q} backward", dtype = "bf16", d = 128, dv = 128, mask = node, score = nil,
@@ -419,7 +419,7 @@ function problem.format_errors(text, errors)
             break
         end
         local line, column = excerpt(text, err.offset)
-        lines[#lines + 1] = err.field .. ": " .. err.message
+        lines[#lines + 1] = (i > 1 and err.field .. ": " or "") .. err.message
         lines[#lines + 1] = "    " .. line
         lines[#lines + 1] = "    " .. (" "):rep(column) .. "^"
     end

@@ -80,7 +80,7 @@ local SPACE = {
 
 -- Registers a thread needs besides its accumulators: fragments in flight, addresses, row statistics. Read off the
 -- compiled kernels of bench/results.
-local OTHER_REGISTERS = 30
+local OTHER_REGISTERS = {forward = 22, backward = 30}
 
 local HOST_MOST_ROWS = 512              -- of a tile: bounds the scratch memory of a thread
 local HOST_CACHE_BYTES = 512 * 1024     -- the part of a core's L2 cache that scratch memory may fill
@@ -114,14 +114,14 @@ local RULES = {
             return ("stages %d is not 1 or 2"):format(s.stages)
         end},
         {nil, function(s, problem, pass)
-            local needed = kernel.accumulators(problem, pass, s) + OTHER_REGISTERS
+            local needed = kernel.accumulators(problem, pass, s) + OTHER_REGISTERS[pass]
             local limit = math.min(arch_facts.registers_thread, arch_facts.registers_sm // (32 * s.warps * s.blocks))
             if needed <= limit then return nil end
             return ("needs about %d registers a thread, %d block(s) of %d threads leave %d"):format(
                 needed, s.blocks, 32 * s.warps, limit)
         end},
         {"backward", function(s, problem)
-            if not s.dq_warps or (problem.d + 4 * s.dq_tile_k) // 2 + OTHER_REGISTERS <= arch_facts.registers_thread then return nil end
+            if not s.dq_warps or (problem.d + 4 * s.dq_tile_k) // 2 + OTHER_REGISTERS.backward <= arch_facts.registers_thread then return nil end
             return ("dQ of d=%d with tiles of %d keys leaves no registers"):format(problem.d, s.dq_tile_k)
         end},
         {nil, function(s, problem, pass, a)

@@ -1,11 +1,12 @@
 --[[ why: for people, what the generator chose for a problem and what a launch of a shape will visit.
 
-  why.choice(plan)                -> text: walk, schedules, candidates and reasons
+  why.choice(plan, pass)          -> text: walk, schedules, candidates and reasons; of both passes without pass
   why.tiles(problem, pass, schedule, shape) -> {visited=, full=, partial=, skipped=, counted=, of=} for one head
   why.text(plan, shape, pass)     -> both as text
 
-Array values are not known here, so tiles that depend on them count as partial. Called by main. ]]
+Values of params are not known here, so tiles that depend on them count as partial. Called by main. ]]
 
+local expression = require "expression"
 local interval = require "interval"
 
 local why = {}
@@ -21,11 +22,14 @@ local function walk_text(problem)
     return ("walk classify: %s"):format(walk.reason)
 end
 
-function why.choice(plan)
+function why.choice(plan, only)
     local lines = {"problem  " .. plan.problem.text, ("target   %s on %s"):format(plan.target, plan.arch.name), walk_text(plan.problem)}
     for _, pass in ipairs(plan.passes) do
-        lines[#lines + 1] = ("%s: %s%s"):format(pass.name, pass.text, pass.forced and ", as asked for" or "")
-        for _, row in ipairs(pass.candidates) do
+        local shown = not only or pass.name == only
+        if shown then
+            lines[#lines + 1] = ("%s: %s%s"):format(pass.name, pass.text, pass.forced and ", as asked for" or "")
+        end
+        for _, row in ipairs(shown and pass.candidates or {}) do
             local verdict = row.rejected and "no: " .. row.rejected or ("cost %.0f%s"):format(row.cost,
                 not pass.forced and row.text == pass.text and ", the least" or "")
             lines[#lines + 1] = ("  %-60s %s"):format(row.text, verdict)
@@ -97,8 +101,16 @@ function why.tiles(problem, pass, schedule, shape)
             of = rows * columns}
 end
 
+local function reads_params(mask)
+    local found = false
+    if mask then
+        expression.walk(mask, function(node) found = found or node.op == "param" or node.op == "load" end)
+    end
+    return found
+end
+
 function why.text(plan, shape, pass)
-    local text = why.choice(plan)
+    local text = why.choice(plan, pass)
     for _, row in ipairs(plan.passes) do
         if shape and (not pass or row.name == pass) then
             local tiles = why.tiles(plan.problem, row.name, row.values, shape)
@@ -106,6 +118,9 @@ function why.text(plan, shape, pass)
                 row.name, row.values.tile_q, row.values.tile_k, shape.seq_q, shape.seq_k, tiles.visited, tiles.full, tiles.partial,
                 tiles.skipped, tiles.counted < tiles.of and (", counted %d of %d"):format(tiles.counted, tiles.of) or "")
         end
+    end
+    if shape and reads_params(plan.problem.mask) then
+        text = text .. "the mask reads params, whose values are not known here: tiles that depend on them count as partial\n"
     end
     return text
 end

@@ -26,6 +26,8 @@ constexpr float log2_e = 1.44269504f;
 
 //@ part("mma")
 
+//@ part("seen", {tiles = c.key_tiles, columns = c.seen_columns, along = "queries"})
+
 //@ if has_mask and not deterministic then
 //@ part("careful")
 
@@ -81,18 +83,18 @@ static __device__ __forceinline__ void store_tile(unsigned to, const float (&s)[
 
 //@ end
 //@ if has_mask and not deterministic then
-// Marks the queries with a weight for a key that is not finite.
-static __device__ __forceinline__ void mark_spoilt(unsigned *queries, const Nonfinite *found, const float (&ds)[key_tiles][query_columns][4],
+// Marks the queries that see a key that is not finite.
+static __device__ __forceinline__ void mark_spoilt(unsigned *queries, const Nonfinite *found, const unsigned long long (&seen)[seen_words],
                                           int key, int query) {
 #pragma unroll
-    for (int i = 0; i < key_tiles; ++i)
-#pragma unroll
-        for (int j = 0; j < query_columns; ++j)
-#pragma unroll
-            for (int e = 0; e < 4; ++e) {
-                const int at = query + 8 * j + e % 2;
-                if (ds[i][j][e] != 0 && has_bit(found->rows, key + 16 * i + e / 2 * 8)) atomicOr(&queries[at / 32], 1u << at % 32);
-            }
+    for (int w = 0; w < seen_words; ++w) {
+#pragma unroll 1
+        for (int n = 0; n < 4 * key_tiles * seen_columns; ++n) {
+            const int j = n / (4 * key_tiles), i = n / 4 % key_tiles, e = n % 4;
+            const int at = query + 8 * (seen_columns * w + j) + e % 2;
+            if (seen[w] >> n & 1 && has_bit(found->rows, key + 16 * i + e / 2 * 8)) atomicOr(&queries[at / 32], 1u << at % 32);
+        }
+    }
 }
 
 // NaN where a marked query meets a column with a value that is not finite; c starts at (row, column).
@@ -199,7 +201,7 @@ extern "C" __global__ void __launch_bounds__(threads, ${k.blocks_per_sm}) ${symb
         if (ahead.head < head_end) load_ahead();
 //@ end
 //@ if has_mask and not deterministic then
-        if (first_step) careful = find_nonfinite(nonfinite, smem + smem_k, tile_k, pitch_qk, depth_qk);
+        if (first_step) careful = find_nonfinite(nonfinite, true, smem + smem_k, tile_k, pitch_qk, depth_qk);
         first_step = false;
         if (careful) {
             if (threadIdx.x < 8) spoilt_queries[threadIdx.x] = 0;
@@ -236,22 +238,20 @@ extern "C" __global__ void __launch_bounds__(threads, ${k.blocks_per_sm}) ${symb
                     p[i][j][e] = exp2_approx((x - (e % 2 ? lse.y : lse.x)) * log2_e);
                 }
         }
+        unsigned long long seen[seen_words];
         if (!full) {
 #pragma unroll
-            for (int i = 0; i < key_tiles; ++i)
+            for (int w = 0; w < seen_words; ++w) {
+                seen[w] = seen_elements(&args, &work, first_row + query + 8 * seen_columns * w, first_key + key);
 #pragma unroll
-                for (int j = 0; j < query_columns; ++j)
+                for (int i = 0; i < key_tiles; ++i)
 #pragma unroll
-                    for (int e = 0; e < 4; ++e) {
-                        const int row = first_row + query + 8 * j + e % 2, column = first_key + key + 16 * i + e / 2 * 8;
-//@ if has_mask then
-                        const bool seen = row < work.seq_q && column < work.seq_k
-                            && visible(&args, &work, work.q_start + row, work.k_start + column);
-//@ else
-                        const bool seen = row < work.seq_q && column < work.seq_k;
-//@ end
-                        p[i][j][e] = seen ? p[i][j][e] : 0;
-                    }
+                    for (int j = 0; j < seen_columns; ++j)
+#pragma unroll
+                        for (int e = 0; e < 4; ++e) {
+                            if (!is_seen(seen[w], i, j, e)) p[i][seen_columns * w + j][e] = 0;
+                        }
+            }
         }
 //@ if through_shared then
         store_tile(smem + smem_p + tile_lane, p);
@@ -290,7 +290,7 @@ extern "C" __global__ void __launch_bounds__(threads, ${k.blocks_per_sm}) ${symb
         store_tile(smem + smem_ds + tile_lane, ds);
 //@ end
 //@ if has_mask and not deterministic then
-        if (careful && !full) mark_spoilt(spoilt_queries, nonfinite, ds, key, query);
+        if (careful && !full) mark_spoilt(spoilt_queries, nonfinite, seen, key, query);
 //@ end
 //@ if through_shared then
         __syncthreads();  // P^T and dS^T are whole

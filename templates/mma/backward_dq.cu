@@ -25,6 +25,8 @@ constexpr float log2_e = 1.44269504f;
 
 //@ part("mma")
 
+//@ part("seen", {tiles = 1, columns = c.seen_columns, along = "keys"})
+
 //@ if has_mask then
 //@ part("careful")
 
@@ -91,6 +93,11 @@ extern "C" __global__ void __launch_bounds__(threads) ${symbol}(const __grid_con
     float dq[1][qk_columns][4];  // [row, column]
     clear(dq);
 
+//@ if has_mask then
+    bool careful = false;  // a partial tile had values that are not finite
+    unsigned spoilt = 0;   // rows that see one, see parts/careful.cu
+//@ end
+
     while (tile < walk.end) {
         load_values(smem + smem_v, &args, &work, tile * tile_k);
         copies_wait();
@@ -111,32 +118,37 @@ extern "C" __global__ void __launch_bounds__(threads) ${symbol}(const __grid_con
         for (int j = 0; j < key_columns; ++j)
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
-                const int column = tile * tile_k + 8 * j + lane % 4 * 2 + e % 2;
                 float x = p[0][j][e] * args.scale;
 //@ if has_score then
-                const int at_q = work.q_start + row_0 + e / 2 * 8, at_k = work.k_start + column;
+                const int at_q = work.q_start + row_0 + e / 2 * 8;
+                const int at_k = work.k_start + tile * tile_k + 8 * j + lane % 4 * 2 + e % 2;
                 const float slope = score_slope(&args, &work, at_q, at_k, x);
                 x = score(&args, &work, at_q, at_k, x);
 //@ end
-                bool seen = true;
-                if (!full) {
-//@ if has_mask then
-                    seen = column < work.seq_k && visible(&args, &work, work.q_start + row_0 + e / 2 * 8, work.k_start + column);
-//@ else
-                    seen = column < work.seq_k;
-//@ end
-                }
                 ds[0][j][e] = exp2_approx((x - lse[e / 2]) * log2_e) * (ds[0][j][e] - delta[e / 2]);
 //@ if has_score then
                 ds[0][j][e] *= slope;
 //@ end
-                ds[0][j][e] = seen ? ds[0][j][e] : 0;  // by selection: what a row does not see may be NaN
             }
+        unsigned long long seen[seen_words];
+        if (!full) {  // by selection: what a row does not see may be NaN
+#pragma unroll
+            for (int w = 0; w < seen_words; ++w) {
+                seen[w] = seen_elements(&args, &work, row_0, tile * tile_k + 8 * seen_columns * w + lane % 4 * 2);
+#pragma unroll
+                for (int j = 0; j < seen_columns; ++j)
+#pragma unroll
+                    for (int e = 0; e < 4; ++e) {
+                        if (!is_seen(seen[w], 0, j, e)) ds[0][seen_columns * w + j][e] = 0;
+                    }
+            }
+        }
 
         // [5] dQ += dS K
 //@ if has_mask then
-        if (!full && find_nonfinite(nonfinite, smem + smem_k, tile_k, pitch_qk, depth_qk)) {
-            spoil_rows(dq, ds, nonfinite);
+        if (!full && find_nonfinite(nonfinite, !careful, smem + smem_k, tile_k, pitch_qk, depth_qk)) {
+            careful = true;
+            spoilt |= rows_that_see(seen, nonfinite);
             clear_nonfinite(smem + smem_k, tile_k, pitch_qk, depth_qk);
         }
 //@ end
@@ -156,5 +168,8 @@ extern "C" __global__ void __launch_bounds__(threads) ${symbol}(const __grid_con
         for (int j = 0; j < dim_qk / 8; ++j) {
             store_pair(to + 8 * j, dq[0][j][2 * half] * args.scale, dq[0][j][2 * half + 1] * args.scale);
         }
+//@ if has_mask then
+        if (spoilt >> 2 * half & 3) store_nan(to - lane % 4 * 2, nonfinite, dim_qk);
+//@ end
     }
 }

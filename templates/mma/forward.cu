@@ -27,6 +27,8 @@ constexpr float slack = 8;  // a row's reference may lie this far (in powers of 
 
 //@ part("mma")
 
+//@ part("seen", {tiles = c.row_tiles, columns = c.seen_columns, along = "keys"})
+
 //@ if has_mask then
 //@ part("careful")
 
@@ -94,6 +96,11 @@ extern "C" __global__ void __launch_bounds__(threads, ${k.blocks_per_sm}) ${symb
         sum[i][0] = sum[i][1] = 0;
     }
 
+//@ if has_mask then
+    bool careful = false;  // a partial tile had values that are not finite
+    unsigned spoilt = 0;   // rows that see one, see parts/careful.cu
+//@ end
+
     while (tile < walk.end) {
         // [2] S = Q K^T
         copies_wait();
@@ -116,22 +123,20 @@ extern "C" __global__ void __launch_bounds__(threads, ${k.blocks_per_sm}) ${symb
                     s[i][j][e] = score(&args, &work, q, k, s[i][j][e] * args.scale);
                 }
 //@ end
+        unsigned long long seen[seen_words];
         if (!full) {
 #pragma unroll
-            for (int i = 0; i < row_tiles; ++i)
+            for (int w = 0; w < seen_words; ++w) {
+                seen[w] = seen_elements(&args, &work, row_0, tile * tile_k + 8 * seen_columns * w + lane % 4 * 2);
 #pragma unroll
-                for (int j = 0; j < key_columns; ++j)
+                for (int i = 0; i < row_tiles; ++i)
 #pragma unroll
-                    for (int e = 0; e < 4; ++e) {
-                        const int column = tile * tile_k + 8 * j + lane % 4 * 2 + e % 2;
-//@ if has_mask then
-                        const int q = work.q_start + row_0 + 16 * i + e / 2 * 8;
-                        const bool seen = column < work.seq_k && visible(&args, &work, q, work.k_start + column);
-//@ else
-                        const bool seen = column < work.seq_k;
-//@ end
-                        s[i][j][e] = seen ? s[i][j][e] : __int_as_float(0xff800000);
-                    }
+                    for (int j = 0; j < seen_columns; ++j)
+#pragma unroll
+                        for (int e = 0; e < 4; ++e) {
+                            if (!is_seen(seen[w], i, j, e)) s[i][seen_columns * w + j][e] = __int_as_float(0xff800000);
+                        }
+            }
         }
 
         // [4] softmax
@@ -183,8 +188,9 @@ extern "C" __global__ void __launch_bounds__(threads, ${k.blocks_per_sm}) ${symb
         tile = walk_next(&args, &work, &walk, tile + 1, &full);
         if (tile < walk.end) load_keys(smem + smem_k, &args, &work, tile * tile_k);
 //@ if has_mask then
-        if (!whole && find_nonfinite(nonfinite, smem + smem_v, tile_k, pitch_v, depth_v)) {
-            spoil_rows(o, s, nonfinite);
+        if (!whole && find_nonfinite(nonfinite, !careful, smem + smem_v, tile_k, pitch_v, depth_v)) {
+            careful = true;
+            spoilt |= rows_that_see(seen, nonfinite);
             clear_nonfinite(smem + smem_v, tile_k, pitch_v, depth_v);
         }
 //@ end
@@ -209,6 +215,9 @@ extern "C" __global__ void __launch_bounds__(threads, ${k.blocks_per_sm}) ${symb
                 for (int j = 0; j < dim_v / 8; ++j) {
                     store_pair(out + row * args.o_stride_seq + 8 * j, o[i][j][2 * half] * inverse, o[i][j][2 * half + 1] * inverse);
                 }
+//@ if has_mask then
+                if (spoilt >> (4 * i + 2 * half) & 3) store_nan(out + row * args.o_stride_seq - lane % 4 * 2, nonfinite, dim_v);
+//@ end
             }
             if (args.lse && lane % 4 == 0) {
                 // a row that sees no key: -inf + -inf

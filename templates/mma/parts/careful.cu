@@ -1,7 +1,7 @@
 //@ local exponent, low = "0x7f807f80u", "0x00800080u"
 //@ if dtype ~= "bf16" then exponent, low = "0x7c007c00u", "0x04000400u" end
 // A key that a row does not see may hold inf or NaN, yet its weight 0 would make NaN of it in a product of tiles. So
-// on partial tiles such values are found, cleared, and brought back as NaN to the rows that do see them.
+// on partial tiles such values are found and cleared; rows that do see one get NaN in the columns that hold any.
 
 // 0xffff in each half of a pair of ${dtype} that is inf or NaN (its exponent bits are all ones).
 static __device__ __forceinline__ unsigned nonfinite_halves(unsigned pair) {
@@ -16,8 +16,9 @@ typedef struct Nonfinite {
 static __device__ __forceinline__ bool has_bit(const unsigned *set, int i) { return set[i / 32] >> i % 32 & 1; }
 
 // Finds the rows and columns of a tile in shared memory that hold inf or NaN. All threads of the block take part and
-// get the answer whether there are any; if not, `found` is not written.
-static __device__ __forceinline__ bool find_nonfinite(Nonfinite *found, unsigned smem, int rows, int pitch, int depth) {
+// get the answer whether there are any; if not, `found` is not written. Columns are kept from tile to tile, from the
+// first with such values on.
+static __device__ __forceinline__ bool find_nonfinite(Nonfinite *found, bool first, unsigned smem, int rows, int pitch, int depth) {
     const int chunks = depth / 8;
     unsigned any = 0;
     for (int i = threadIdx.x; i < rows * chunks; i += threads) {
@@ -28,7 +29,10 @@ static __device__ __forceinline__ bool find_nonfinite(Nonfinite *found, unsigned
         any |= nonfinite_halves(chunk.x) | nonfinite_halves(chunk.y) | nonfinite_halves(chunk.z) | nonfinite_halves(chunk.w);
     }
     if (!__syncthreads_or(any != 0)) return false;
-    if (threadIdx.x < 8) found->rows[threadIdx.x] = found->columns[threadIdx.x] = 0;
+    if (threadIdx.x < 8) {
+        found->rows[threadIdx.x] = 0;
+        if (first) found->columns[threadIdx.x] = 0;
+    }
     __syncthreads();
     for (int i = threadIdx.x; i < rows * (depth / 2); i += threads) {
         const int row = i / (depth / 2), column = i % (depth / 2) * 2;
@@ -56,30 +60,34 @@ static __device__ __forceinline__ void clear_nonfinite(unsigned smem, int rows, 
     __syncthreads();
 }
 
-// NaN in the columns with such values, for the rows with a weight for such a key. weight: [row, key], sum: [row, column].
-//@ local tiles = k.name == "forward" and "row_tiles" or "1"
-//@ local columns = k.name == "forward" and "value_columns" or "qk_columns"
-static __device__ __forceinline__ void spoil_rows(float (&sum)[${tiles}][${columns}][4], const float (&weight)[${tiles}][key_columns][4],
-                                         const Nonfinite *found) {
-    const int lane = threadIdx.x % 32;
+// Which rows of this thread see a key that holds such values: bits 4 * i + 2 * half and + 1.
+//@ local tiles = k.name == "forward" and c.row_tiles or 1
+//@ local bits, every_row = 4 * tiles, tiles == 2 and "0x55u" or "0x5u"
+static __device__ __forceinline__ unsigned rows_that_see(const unsigned long long (&seen)[seen_words], const Nonfinite *found) {
+    unsigned long long hit = 0;
 #pragma unroll
-    for (int i = 0; i < ${tiles}; ++i)
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            bool sees = false;
-#pragma unroll
-            for (int j = 0; j < key_columns; ++j)
-#pragma unroll
-                for (int e = 0; e < 2; ++e) {
-                    sees = sees || (weight[i][j][2 * half + e] != 0 && has_bit(found->rows, 8 * j + lane % 4 * 2 + e));
-                }
-            sees = __ballot_sync(~0u, sees) >> lane / 4 * 4 & 0xf;  // the four threads of the row
-#pragma unroll
-            for (int j = 0; j < ${columns}; ++j)
-#pragma unroll
-                for (int e = 0; e < 2; ++e) {
-                    if (sees && has_bit(found->columns, 8 * j + lane % 4 * 2 + e)) sum[i][j][2 * half + e] = __int_as_float(0x7fffffff);
-                }
+    for (int w = 0; w < seen_words; ++w) {
+        unsigned long long keys = 0;  // those that hold such values, in the bits of `seen`
+#pragma unroll 1
+        for (int j = 0; j < seen_columns; ++j) {
+            const int key = 8 * (seen_columns * w + j) + threadIdx.x % 4 * 2;
+            keys |= (unsigned long long)((found->rows[key / 32] >> key % 32 & 3u) * ${every_row}) << ${bits} * j;
         }
+        hit |= seen[w] & keys;
+    }
+#pragma unroll
+    for (int shift = 32; shift >= ${bits}; shift /= 2) hit |= hit >> shift;  // over all keys
+    unsigned rows = (unsigned)hit;
+    rows |= __shfl_xor_sync(~0u, rows, 1);  // over the four threads of the row
+    return rows | __shfl_xor_sync(~0u, rows, 2);
+}
+
+// Overwrites what this thread has stored of a row with NaN, in the columns that hold such values.
+static __device__ __forceinline__ void store_nan(unsigned short *row, const Nonfinite *found, int dim) {
+#pragma unroll 1
+    for (int column = threadIdx.x % 4 * 2; column < dim; column += 8) {
+        if (has_bit(found->columns, column)) row[column] = 0x7fff;
+        if (has_bit(found->columns, column + 1)) row[column + 1] = 0x7fff;
+    }
 }
 //@ end
