@@ -7,8 +7,8 @@ ships; capture_qkv.sh installs what it needs and calls it:
 
 Every paragraph of the text is one document. The model reads each by itself; here they are packed behind one
 another into one sequence, and doc.npy says which token belongs to which document, so that the mask
-doc[q] == doc[k] gives the model's own attention back. Before that, similarities of three sentences are compared
-with those of the model's documentation; a difference ends the program.
+doc[q] == doc[k] gives the model's own attention back. Before that, similarities of three sentences are
+compared with those of the model's documentation; a difference ends the program.
 """
 
 import json

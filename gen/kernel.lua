@@ -40,6 +40,7 @@ local function share(depth, parts) return (depth // MMA_K + parts - 1) // parts 
 -- Constants of the bits of what is seen of a tile (templates/mma/parts/seen.cu): words of at most 8 columns.
 local function seen_constants(columns)
     local width = math.min(columns, 8)
+    while columns % width ~= 0 do width = width - 1 end
     return {{"seen_columns", width, "columns of accumulators in one word of bits of what is seen"},
             {"seen_words", columns // width, "such words of a tile"}}
 end
@@ -85,6 +86,47 @@ local function append(list, more)
     return list
 end
 
+-- Shared memory of the kernels that use it, apart from the rest: every candidate of a schedule is asked for it.
+local mma_shared = {}
+
+function mma_shared.forward(problem, s)
+    local d, dv = head_dims(problem)
+    return note_nonfinite(problem, {
+        {"q", s.tile_q * pitch(d) * HALF_BYTES, "[tile_q][pitch_qk]"},
+        {"k", s.tile_k * pitch(d) * HALF_BYTES, "[tile_k][pitch_qk]"},
+        {"v", s.tile_k * pitch(dv) * HALF_BYTES, "[tile_k][pitch_v]"},
+    })
+end
+
+function mma_shared.backward_dkv(problem, s)
+    local d, dv = head_dims(problem)
+    local shared = {
+        {"k", s.tile_k * pitch(d) * HALF_BYTES, "[tile_k][pitch_qk]"},
+        {"v", s.tile_k * pitch(dv) * HALF_BYTES, "[tile_k][pitch_v]"},
+        {"q", s.stages * s.tile_q * pitch(d) * HALF_BYTES, "[stages][tile_q][pitch_qk]"},
+        {"dout", s.stages * s.tile_q * pitch(dv) * HALF_BYTES, "[stages][tile_q][pitch_v]"},
+        {"stats", s.stages * 2 * s.tile_q * FLOAT_BYTES, "[stages][2][tile_q] LSE and D"},
+    }
+    local through_shared = s.split > 1 or not problem.deterministic
+    if through_shared then
+        shared[#shared + 1] = {"ds", s.tile_k * pitch(s.tile_q) * HALF_BYTES, "[tile_k][pitch_ds] transposed dS"}
+    end
+    if s.split > 1 then
+        shared[#shared + 1] = {"p", s.tile_k * pitch(s.tile_q) * HALF_BYTES, "[tile_k][pitch_ds] transposed P"}
+    end
+    return problem.deterministic and shared or note_nonfinite(problem, shared)
+end
+
+function mma_shared.backward_dq(problem, s)
+    local d, dv = head_dims(problem)
+    return note_nonfinite(problem, {
+        {"q", 16 * s.dq_warps * pitch(d) * HALF_BYTES, "[tile_q][pitch_qk]"},
+        {"dout", 16 * s.dq_warps * pitch(dv) * HALF_BYTES, "[tile_q][pitch_v]"},
+        {"k", s.dq_tile_k * pitch(d) * HALF_BYTES, "[tile_k][pitch_qk]"},
+        {"v", s.dq_tile_k * pitch(dv) * HALF_BYTES, "[tile_k][pitch_v]"},
+    })
+end
+
 function mma.forward(problem, s)
     local d, dv = head_dims(problem)
     local rows_per_warp = s.tile_q // s.warps
@@ -96,11 +138,7 @@ function mma.forward(problem, s)
             {"key_columns", s.tile_k // MMA_N, "8-key columns of S"},
             {"value_columns", dv // MMA_N, "8-wide columns of O"},
         }), seen_constants(s.tile_k // MMA_N)),
-        shared = note_nonfinite(problem, {
-            {"q", s.tile_q * pitch(d) * HALF_BYTES, "[tile_q][pitch_qk]"},
-            {"k", s.tile_k * pitch(d) * HALF_BYTES, "[tile_k][pitch_qk]"},
-            {"v", s.tile_k * pitch(dv) * HALF_BYTES, "[tile_k][pitch_v]"},
-        }),
+        shared = mma_shared.forward(problem, s),
         phases = {"work and first loads", "S = Q K^T", "score and mask", "softmax", "O += P V", "store O and LSE"},
         grid = {heads = "heads_q", seq = "seq_q", rows = s.tile_q},
     }
@@ -125,21 +163,6 @@ end
 
 function mma.backward_dkv(problem, s)
     local d, dv = head_dims(problem)
-    local shared = {
-        {"k", s.tile_k * pitch(d) * HALF_BYTES, "[tile_k][pitch_qk]"},
-        {"v", s.tile_k * pitch(dv) * HALF_BYTES, "[tile_k][pitch_v]"},
-        {"q", s.stages * s.tile_q * pitch(d) * HALF_BYTES, "[stages][tile_q][pitch_qk]"},
-        {"dout", s.stages * s.tile_q * pitch(dv) * HALF_BYTES, "[stages][tile_q][pitch_v]"},
-        {"stats", s.stages * 2 * s.tile_q * FLOAT_BYTES, "[stages][2][tile_q] LSE and D"},
-    }
-    local through_shared = s.split > 1 or not problem.deterministic
-    if through_shared then
-        shared[#shared + 1] = {"ds", s.tile_k * pitch(s.tile_q) * HALF_BYTES, "[tile_k][pitch_ds] transposed dS"}
-    end
-    if s.split > 1 then
-        shared[#shared + 1] = {"p", s.tile_k * pitch(s.tile_q) * HALF_BYTES, "[tile_k][pitch_ds] transposed P"}
-    end
-    if not problem.deterministic then note_nonfinite(problem, shared) end
     local key_warps = s.warps // s.split
     local query_warps = math.min(s.warps, s.tile_q // s.rows)
     return {
@@ -160,7 +183,7 @@ function mma.backward_dkv(problem, s)
             {"query_tiles", s.tile_q // query_warps // 16, "16-query mma tiles of dQ of a warp"},
             {"dq_columns", share(d, s.warps // query_warps), "8-wide columns of dQ a warp computes"},
         }), seen_constants(s.tile_q // MMA_N // s.split)),
-        shared = shared,
+        shared = mma_shared.backward_dkv(problem, s),
         phases = {"work, k and v", "S^T = K Q^T", "P^T", "dP^T = V dO^T, dS^T", "dV += P^T dO, dK += dS^T Q",
                   "dQ sum += dS K", "store dK and dV"},
         grid = {heads = "heads_kv", seq = "seq_k", rows = s.tile_k},
@@ -187,12 +210,7 @@ function mma.backward_dq(problem, s)
             {"key_columns", s.dq_tile_k // MMA_N, "8-key columns of S"},
             {"qk_columns", d // MMA_N, "8-wide columns of dQ"},
         }, seen_constants(s.dq_tile_k // MMA_N)),
-        shared = note_nonfinite(problem, {
-            {"q", 16 * s.dq_warps * pitch(d) * HALF_BYTES, "[tile_q][pitch_qk]"},
-            {"dout", 16 * s.dq_warps * pitch(dv) * HALF_BYTES, "[tile_q][pitch_v]"},
-            {"k", s.dq_tile_k * pitch(d) * HALF_BYTES, "[tile_k][pitch_qk]"},
-            {"v", s.dq_tile_k * pitch(dv) * HALF_BYTES, "[tile_k][pitch_v]"},
-        }),
+        shared = mma_shared.backward_dq(problem, s),
         phases = {"work and first loads", "S = Q K^T", "dP = dO V^T", "P, dS", "dQ += dS K", "store dQ"},
         grid = {heads = "heads_q", seq = "seq_q", rows = 16 * s.dq_warps},
         needs = {"dq"},
@@ -340,6 +358,11 @@ function kernel.list(problem, pass, target, s)
 end
 
 function kernel.smem_bytes(problem, pass, target, s)
+    if target == "mma" then
+        if pass == "forward" then return shared_total(mma_shared.forward(problem, s)) end
+        local dq = problem.deterministic and shared_total(mma_shared.backward_dq(problem, s)) or 0
+        return math.max(dq, shared_total(mma_shared.backward_dkv(problem, s)))
+    end
     local most = 0
     for _, k in ipairs(kernel.list(problem, pass, target, s)) do most = math.max(most, k.smem_bytes) end
     return most

@@ -2,7 +2,8 @@
 
   problem.parse(text)                 -> problem | nil, errors
   problem.print(problem)              -> canonical text; parse(print(p)) equals p, equal problems print equally
-  problem.format_errors(text, errors) -> one paragraph per error: field (not the first, callers carry it), message, the line and a caret
+  problem.format_errors(text, errors) -> one paragraph per error: field (the first error's is the
+                                         caller's to print), message, the line and a caret
 
   parse("bf16 d=128 causal backward") ->
       {text = "bf16 d=128 mask={k <= q} backward", dtype = "bf16", d = 128, dv = 128, mask = node, score = nil,
@@ -320,7 +321,8 @@ function problem.parse(text)
         return finish()
     end
     local found = sort_words(split(text, report), report)
-    local result = {params = {}, backward = found.backward ~= nil, deterministic = found.deterministic ~= nil}
+    local result = {params = {}, backward = found.backward ~= nil,
+        deterministic = found.deterministic ~= nil and found.backward ~= nil} -- a forward always is
     if found.dtype then
         result.dtype = found.dtype.name
     else

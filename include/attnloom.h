@@ -33,8 +33,9 @@
  * loom_error; no call prints (but for the log, see loom_options), exits or aborts. INVALID means the caller is
  * wrong, UNSUPPORTED that the library or device cannot do it.
  *
- * Threads. A context may be shared by threads: plan creation locks it. A plan is immutable: any number of threads
- * may launch one plan at once, on any streams. Destroying is the caller's to order: plans before their context.
+ * Threads. A context may be shared by threads: what they share is locked inside, and a plan that compiles keeps no
+ * other plan waiting, unless they want the same kernel. A plan is immutable: any number of threads may launch one plan
+ * at once, on any streams. Destroying is the caller's to order: plans before their context.
  *
  * ABI. Structs that may grow begin with `size`, set by the LOOM_*_INIT macros; fields are only ever appended, and
  * a zero in an appended field keeps the old behaviour. Enum values never change.
@@ -104,7 +105,8 @@ typedef struct loom_options {
     size_t size;
     const char *cache_dir;  /* folder of the kernel cache; "" keeps nothing on disk */
     const char *nvrtc_dir;  /* folder searched first for libnvrtc */
-    int32_t log_level;      /* 0 off, 1 warnings, 2 cache and compiles, 3 candidates, 4 sources and logs, 5 launches */
+    int32_t log_level;      /* 0 off, 1 warnings and the first long compile, 2 cache and compiles, 3 candidates,
+                               4 sources and logs, 5 launches */
     int32_t num_threads;    /* threads of the host target, 0 = one per core */
 } loom_options;
 #define LOOM_OPTIONS_INIT {sizeof(loom_options), NULL, NULL, LOOM_LOG_FROM_ENVIRONMENT, 0}
@@ -131,7 +133,11 @@ typedef enum loom_rigor {
     LOOM_WISDOM_ONLY = 2 /* only schedules that were measured before */
 } loom_rigor;
 
-enum { LOOM_NO_COMPILE = 1u }; /* flag: answer NOT_FOUND instead of compiling */
+/* Flags of a plan. */
+enum {
+    LOOM_NO_COMPILE = 1u, /* answer NOT_FOUND instead of compiling */
+    LOOM_ASYNC = 2u       /* compile and load on a thread of the plan: see loom_plan_wait */
+};
 
 /* Run-time numbers. In a plan's hint 0 means unknown. */
 typedef struct loom_shape {
@@ -142,23 +148,34 @@ typedef struct loom_plan_desc {
     size_t size;
     const char *problem;           /* problem text */
     const char *target;            /* "host", "mma", or NULL: the best one for the device */
-    const char *arch;              /* with LOOM_DEVICE_NONE: "sm_75" ... ; else NULL: the device's own */
+    const char *arch;              /* with LOOM_DEVICE_NONE: "sm_75" ... ; else NULL, as the device has its own */
     const char *schedule;          /* forward schedule text, NULL: the generator's choice */
     const char *schedule_backward; /* the same for backward */
     int32_t device;                /* CUDA device ordinal, LOOM_DEVICE_HOST or LOOM_DEVICE_NONE */
     int32_t rigor;                 /* a loom_rigor */
-    uint32_t flags;                /* LOOM_NO_COMPILE */
+    uint32_t flags;                /* LOOM_NO_COMPILE, LOOM_ASYNC */
     int32_t alignment;             /* promise: every pointer and every stride in bytes is a multiple of this; 0: none.
                                       16 spares the kernels for unaligned tensors */
     loom_shape hint;               /* typical shape, helps the choice; any shape still launches */
 } loom_plan_desc;
 #define LOOM_PLAN_DESC_INIT {sizeof(loom_plan_desc), NULL, NULL, NULL, NULL, NULL, 0, 0, 0, 0, {0, 0, 0, 0, 0}}
 
-/* Slow path: generates, compiles or loads from the cache; may take about a second. *plan is to be freed by
+/* Slow path: generates, compiles or loads from the cache; may take seconds. *plan is to be freed by
  * loom_plan_destroy. Uses the device's primary CUDA context and leaves the caller's current context as it was. */
 LOOM_API loom_status loom_plan_create(loom_context *context, const loom_plan_desc *desc, loom_plan **plan,
                                       loom_error *error);
-LOOM_API void loom_plan_destroy(loom_plan *plan); /* NULL is a no-op; launches in flight must have ended */
+/* NULL is a no-op; launches in flight must have ended. Waits for a compile that is not finished. */
+LOOM_API void loom_plan_destroy(loom_plan *plan);
+
+/* With LOOM_ASYNC loom_plan_create checks everything, answers what is wrong with problem, target, device and schedules,
+ * and returns a plan whose texts, params and workspace can be asked for at once, while its kernels are still compiled.
+ * Until then launches, loom_plan_kernel and loom_plan_certify answer NOT_FOUND with field "plan"; if the compile fails
+ * they answer its error.
+ *
+ * Waits until the kernels are there, at most timeout_seconds (0: only asks; INFINITY: without end). OK when they are,
+ * at once for plans without LOOM_ASYNC; NOT_FOUND with field "plan" when the time is over; else the error of the
+ * compile, each time it is asked. Any number of threads may wait. */
+LOOM_API loom_status loom_plan_wait(loom_plan *plan, double timeout_seconds, loom_error *error);
 
 /* Slot of a parameter of the problem by its name, -1 if it has none of that name. */
 LOOM_API int32_t loom_plan_param(const loom_plan *plan, const char *name);
@@ -195,7 +212,8 @@ typedef struct loom_kernel {
     int32_t threads;         /* per block, 1 on host */
     double compile_seconds;  /* 0 when cached */
 } loom_kernel;
-#define LOOM_KERNEL_INIT {.size = sizeof(loom_kernel)}
+#define LOOM_KERNEL_INIT                                                                                             \
+    {sizeof(loom_kernel), NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 0, 0, 0, 0, 0, 0, 0.0}
 
 LOOM_API int32_t loom_plan_num_kernels(const loom_plan *plan);
 LOOM_API loom_status loom_plan_kernel(const loom_plan *plan, int32_t index, loom_kernel *kernel, loom_error *error);
@@ -206,7 +224,9 @@ LOOM_API loom_status loom_plan_certify(loom_plan *plan, const char *text, loom_e
 /* -- Launch ------------------------------------------------------------------------------------------------ */
 
 /* A tensor [batch, seq, head, dim]; strides in elements in that order, 0 = broadcast where the tensor is only read.
- * stride[3] must be 1 (the head dim is contiguous) and is ignored for lse and dlse, which have no dim. */
+ * stride[3] must be 1 (the head dim is contiguous) and is ignored for lse and dlse, which have no dim. The stride of an
+ * axis of size 1 is ignored too. Strides may not be negative, the last element must lie within 2^62 bytes, and the rows
+ * of a written tensor must lie apart: sorted by stride, each axis must step over all that the axes below it span. */
 typedef struct loom_tensor {
     void *data;
     int64_t stride[4];
@@ -224,8 +244,8 @@ static inline loom_tensor loom_dense_lse(const void *data, int64_t heads, int64_
     return t;
 }
 
-/* A parameter of the problem: an array (data, strides in elements, one per declared dimension, 0 = broadcast) or a
- * scalar. gradient is for problems with grad={...}. */
+/* A parameter of the problem: an array (data, strides in elements, one per declared dimension, 0 = broadcast, not
+ * negative) or a scalar. gradient is for problems with grad={...}. */
 typedef struct loom_param {
     const void *data;
     double scalar;
@@ -237,7 +257,8 @@ typedef struct loom_param {
 #define LOOM_DEFAULT_START INT64_MIN
 
 /* Arguments of a launch. All device pointers (host pointers on host). What is not wanted is left NULL.
- * Forward reads q k v params, writes o and lse. Backward reads q k v o lse dout dlse params, writes dq dk dv.
+ * Forward reads q k v params, writes o and, where given, lse; o is always needed. Backward reads q k v o lse dout params
+ * and, where given, dlse; writes those of dq dk dv that are given.
  * Outputs are written completely and may not share an element with inputs or each other; k and v may alias. */
 typedef struct loom_args {
     size_t size;
@@ -253,7 +274,11 @@ typedef struct loom_args {
     void *workspace;             /* loom_workspace_bytes() of device memory, aligned to 256; any content */
     size_t workspace_bytes;
 } loom_args;
-#define LOOM_ARGS_INIT {.size = sizeof(loom_args), .q_start = LOOM_DEFAULT_START, .k_start = LOOM_DEFAULT_START}
+#define LOOM__TENSOR_INIT {NULL, {0, 0, 0, 0}}
+#define LOOM_ARGS_INIT                                                                                               \
+    {sizeof(loom_args), {0, 0, 0, 0, 0}, 0.0f, LOOM_DEFAULT_START, LOOM_DEFAULT_START,                               \
+     LOOM__TENSOR_INIT, LOOM__TENSOR_INIT, LOOM__TENSOR_INIT, LOOM__TENSOR_INIT, LOOM__TENSOR_INIT,                   \
+     LOOM__TENSOR_INIT, LOOM__TENSOR_INIT, LOOM__TENSOR_INIT, LOOM__TENSOR_INIT, LOOM__TENSOR_INIT, NULL, 0, NULL, 0}
 
 typedef enum loom_pass { LOOM_FORWARD = 0, LOOM_BACKWARD = 1 } loom_pass;
 
@@ -265,7 +290,8 @@ LOOM_API loom_status loom_workspace_bytes(const loom_plan *plan, loom_pass pass,
  * completion. No lock, no allocation, no compile; may be captured into a CUDA graph. Workspace and tensors must stay
  * alive until the stream has passed the launch; two launches in flight need two workspaces.
  * INVALID: a null or misaligned tensor, a bad stride, heads_q not a multiple of heads_kv, too little workspace ...
- * UNSUPPORTED: more blocks than a grid holds. DRIVER: the launch failed. */
+ * UNSUPPORTED: a sequence over 2^30, another size over 2^31 - 1, more blocks than a grid holds. NOT_FOUND: still
+ * compiling, see loom_plan_wait. DRIVER: the launch failed. */
 LOOM_API loom_status loom_forward(const loom_plan *plan, const loom_args *args, void *stream, loom_error *error);
 LOOM_API loom_status loom_backward(const loom_plan *plan, const loom_args *args, void *stream, loom_error *error);
 

@@ -175,14 +175,18 @@ static const char *binary_file(bool host) { return host ? "kernel.so" : "kernel.
 
 /* -- Removing -------------------------------------------------------------------------------------------- */
 
-static void remove_contents(int fd) {
+/* Names of an open folder, from the first on, which stays open; NULL: none. */
+static DIR *list_folder(int fd) {
     int copy = dup(fd);
     DIR *dir = copy < 0 ? NULL : fdopendir(copy);
-    if (!dir) {
-        if (copy >= 0) close(copy);
-        return;
-    }
-    rewinddir(dir);
+    if (dir) rewinddir(dir);
+    if (!dir && copy >= 0) close(copy);
+    return dir;
+}
+
+static void remove_contents(int fd) {
+    DIR *dir = list_folder(fd);
+    if (!dir) return;
     struct dirent *row;
     while ((row = readdir(dir))) {
         if (is_entry_file(row->d_name)) unlinkat(fd, row->d_name, 0);
@@ -205,13 +209,8 @@ static bool remove_entry(int cache, const char *name) {
 
 /* Staging and trash whose process is gone: the lock on the folder is free. */
 static void remove_leftovers(int cache) {
-    int copy = dup(cache);
-    DIR *dir = copy < 0 ? NULL : fdopendir(copy);
-    if (!dir) {
-        if (copy >= 0) close(copy);
-        return;
-    }
-    rewinddir(dir);
+    DIR *dir = list_folder(cache);
+    if (!dir) return;
     struct dirent *row;
     while ((row = readdir(dir))) {
         if (strncmp(row->d_name, STAGING, strlen(STAGING)) && strncmp(row->d_name, TRASH, strlen(TRASH)))

@@ -101,6 +101,7 @@ typedef struct loom__generator loom__generator;
 typedef struct loom__pool loom__pool;
 typedef struct loom__driver_api loom__driver_api;
 typedef struct loom__device loom__device;
+typedef struct loom__claim loom__claim;
 
 enum { LOOM__MAX_DEVICES = 64 };
 
@@ -129,6 +130,10 @@ struct loom_context {
     const char *schedule_backward;
     const char *cache_dir; /* "": nothing is kept on disk */
     bool cache_warned;
+    bool compile_reported; /* the first long compile was */
+    loom__claim *claims;   /* kernels being compiled, see plan.c */
+    pthread_cond_t claims_changed;
+    uint64_t generator_instructions; /* limit of a visit to Lua files of LOOM_GEN_DIR */
     loom__generator *generator; /* NULL until first used */
     loom__toolchain nvrtc, cc;
     bool driver_searched;
@@ -145,6 +150,7 @@ struct loom_context {
 typedef struct loom__hooks {
     loom__memory memory;
     const loom__driver_api *driver;
+    uint64_t generator_instructions;
 } loom__hooks;
 
 loom_status loom__context_create(const loom_options *options, const loom__hooks *hooks,

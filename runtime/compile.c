@@ -35,6 +35,8 @@ static const char CUDA_OPTIONS[] = "--ptxas-options=-v";
 /* CUDA 11 named its library by minor versions and lacks what kernels use. */
 enum { OLDEST_MAJOR = 12, NEWEST_MAJOR = 20, MAX_MINOR = 9, OLDEST_PYTHON = 8, NEWEST_PYTHON = 20 };
 
+enum { MAX_FOLDERS = 64 };
+
 typedef struct search {
     loom_context *context;
     loom__arena *arena; /* for paths that are only tried */
@@ -43,6 +45,8 @@ typedef struct search {
     int32_t refused_major, refused_minor; /* newest that the driver does not take, 0: none */
     const char *refused_path;
     bool no_memory;
+    struct stat seen[MAX_FOLDERS]; /* folders looked into */
+    int num_seen;
 } search;
 
 typedef int (*nvrtc_version)(int *major, int *minor);
@@ -94,7 +98,13 @@ static void consider(search *s, const char *path, int32_t major, int32_t minor) 
 }
 
 static void look_in(search *s, const char *folder) {
-    if (!folder || !*folder) return;
+    /* Most of the folders are not there, and some are links to one another: each name looked up costs. */
+    struct stat facts;
+    if (!folder || !*folder || stat(folder, &facts)) return;
+    for (int i = 0; i < s->num_seen; i++) {
+        if (s->seen[i].st_dev == facts.st_dev && s->seen[i].st_ino == facts.st_ino) return;
+    }
+    if (s->num_seen < MAX_FOLDERS) s->seen[s->num_seen++] = facts;
     for (int32_t major = OLDEST_MAJOR; major <= NEWEST_MAJOR; major++) {
         const char *path = loom__arena_print(s->arena, "%s/libnvrtc.so.%d", folder, major);
         if (!path) {
@@ -517,9 +527,12 @@ static loom_status find_toolchain(loom_context *context, loom__toolchain *t,
         t->searched = t->status != LOOM_MEMORY;
     }
     loom_status status = t->status;
-    if (status == LOOM_OK) *found = t;
+    if (status == LOOM_OK)
+        *found = t;
+    else
+        loom__fail(error, status, t->failure.field, "%s", t->failure.text);
     loom__context_unlock(context);
-    return status == LOOM_OK ? LOOM_OK : loom__fail(error, status, t->failure.field, "%s", t->failure.text);
+    return status;
 }
 
 loom_status loom__nvrtc_find(loom_context *context, const loom__toolchain **toolchain, loom_error *error) {

@@ -2,8 +2,9 @@
  *
  * Called by plan.c and the command line; every function holds the context's lock while Lua runs. The
  * generator's files come from the table embedded in the library, or from LOOM_GEN_DIR, a folder with gen/ and
- * templates/. They run without io, os, debug and package: `require` finds files of gen/ alone,
- * `read_template` files of templates/ alone. Lua errors never leave this file: what the generator refuses
+ * templates/. They run without io, os, debug, package, coroutine, string.dump, binary chunks and finalizers:
+ * `require` finds files of gen/ alone, `read_template` files of templates/ alone. Their memory is limited, and so are
+ * the instructions of files from LOOM_GEN_DIR; counting them would slow our own. Lua errors never leave this file: what the generator refuses
  * becomes its status, its own faults INTERNAL.
  */
 #define _GNU_SOURCE
@@ -28,8 +29,14 @@ FILE *const loom__lua_stdin = NULL;
 FILE *const loom__lua_stdout = NULL;
 FILE *const loom__lua_stderr = NULL;
 
+enum { MAX_LUA_BYTES = 512 << 20, HOOK_INSTRUCTIONS = 100000 };
+
 struct loom__generator {
     lua_State *lua;
+    const loom__memory *memory;
+    size_t used_bytes;
+    bool over_bytes; /* in this visit */
+    uint64_t max_instructions, instructions; /* of a visit, and run in it so far */
     loom__arena arena; /* files of LOOM_GEN_DIR */
     const loom__file *files;
     int num_files;
@@ -147,16 +154,69 @@ out:
 /* -- Lua state ------------------------------------------------------------------------------------------- */
 
 static void *lua_resize(void *user, void *block, size_t old_bytes, size_t bytes) {
-    const loom__memory *memory = user;
-    (void)old_bytes;
+    loom__generator *generator = user;
+    const loom__memory *memory = generator->memory;
+    if (!block) old_bytes = 0; /* then it is the kind of object */
     if (bytes == 0) {
         if (block) memory->resize(memory->user, block, 0);
+        generator->used_bytes -= old_bytes;
         return NULL;
     }
-    return memory->resize(memory->user, block, bytes);
+    if (bytes > old_bytes && bytes - old_bytes > MAX_LUA_BYTES - generator->used_bytes) {
+        generator->over_bytes = true;
+        return NULL;
+    }
+    void *resized = memory->resize(memory->user, block, bytes);
+    if (resized) generator->used_bytes = generator->used_bytes - old_bytes + bytes;
+    return resized;
 }
 
 static loom__generator *generator_of(lua_State *lua) { return lua_touserdata(lua, lua_upvalueindex(1)); }
+
+/* Beyond the limit every instruction raises, so that no pcall keeps the loop alive. */
+static void count_instructions(lua_State *lua, lua_Debug *activation) {
+    void *user;
+    (void)activation;
+    lua_getallocf(lua, &user);
+    loom__generator *generator = user;
+    generator->instructions += HOOK_INSTRUCTIONS;
+    if (generator->instructions < generator->max_instructions) return;
+    lua_sethook(lua, count_instructions, LUA_MASKCOUNT, 1);
+    luaL_error(lua, "it ran more than %I instructions, the limit of Lua files of LOOM_GEN_DIR",
+               (LUAI_UACINT)generator->max_instructions);
+}
+
+/* load(chunk, name, mode, env) with mode "t": binary chunks could do anything. */
+static int lua_load_text(lua_State *lua) {
+    if (lua_gettop(lua) < 3) lua_settop(lua, 3);
+    lua_pushliteral(lua, "t");
+    lua_replace(lua, 3);
+    lua_pushvalue(lua, lua_upvalueindex(1));
+    lua_insert(lua, 1);
+    lua_call(lua, lua_gettop(lua) - 1, LUA_MULTRET);
+    return lua_gettop(lua);
+}
+
+/* setmetatable without finalizers, which Lua runs outside of all limits. */
+static int lua_set_metatable(lua_State *lua) {
+    lua_settop(lua, 2);
+    if (lua_istable(lua, 2)) {
+        lua_pushliteral(lua, "__gc");
+        if (lua_rawget(lua, 2) != LUA_TNIL) return luaL_error(lua, "a metatable may not have __gc");
+        lua_pop(lua, 1);
+    }
+    lua_pushvalue(lua, lua_upvalueindex(1));
+    lua_insert(lua, 1);
+    lua_call(lua, 2, 1);
+    return 1;
+}
+
+/* Puts `function`, with the original as its upvalue, in place of globals[name]; the globals are on the top. */
+static void wrap_global(lua_State *lua, const char *name, lua_CFunction function) {
+    lua_getfield(lua, -1, name);
+    lua_pushcclosure(lua, function, 1);
+    lua_setfield(lua, -2, name);
+}
 
 /* require(name): the value of gen/name.lua, run once. */
 static int lua_require(lua_State *lua) {
@@ -205,6 +265,7 @@ static int open_state(lua_State *lua) {
                                          {LUA_MATHLIBNAME, luaopen_math},
                                          {LUA_UTF8LIBNAME, luaopen_utf8}};
     static const char *const REMOVED[] = {"dofile", "loadfile", "print", "warn"};
+    lua_gc(lua, LUA_GCSTOP); /* what is loaded here stays */
     for (size_t i = 0; i < sizeof LIBRARIES / sizeof LIBRARIES[0]; i++) {
         luaL_requiref(lua, LIBRARIES[i].name, LIBRARIES[i].func, 1);
         lua_pop(lua, 1);
@@ -214,6 +275,12 @@ static int open_state(lua_State *lua) {
         lua_pushnil(lua);
         lua_setfield(lua, -2, REMOVED[i]);
     }
+    wrap_global(lua, "load", lua_load_text);
+    wrap_global(lua, "setmetatable", lua_set_metatable);
+    lua_getfield(lua, -1, LUA_STRLIBNAME);
+    lua_pushnil(lua);
+    lua_setfield(lua, -2, "dump");
+    lua_pop(lua, 1);
     lua_pushlightuserdata(lua, generator);
     lua_pushcclosure(lua, lua_require, 1);
     lua_setfield(lua, -2, "require");
@@ -232,6 +299,7 @@ static int open_state(lua_State *lua) {
     lua_call(lua, 1, 1);
     luaL_checktype(lua, -1, LUA_TTABLE);
     generator->main = luaL_ref(lua, LUA_REGISTRYINDEX);
+    lua_gc(lua, LUA_GCRESTART);
     return 0;
 }
 
@@ -259,15 +327,22 @@ static int add_traceback(lua_State *lua) {
 
 static loom_status visit(loom_context *context, lua_State *lua, lua_CFunction body, void *argument,
                          loom_error *error) {
+    loom__generator *generator = context->generator;
+    generator->over_bytes = false;
+    generator->instructions = 0;
+    if (context->environment.loom_gen_dir) lua_sethook(lua, count_instructions, LUA_MASKCOUNT, HOOK_INSTRUCTIONS);
     lua_settop(lua, 0);
     lua_pushcfunction(lua, add_traceback);
     lua_pushcfunction(lua, body);
     lua_pushlightuserdata(lua, argument);
     int failed = lua_pcall(lua, 1, 0, 1);
     if (!failed) return LOOM_OK;
+    lua_sethook(lua, NULL, 0, 0);
     if (failed == LUA_ERRMEM) {
         lua_settop(lua, 0);
-        return loom__fail_memory(error);
+        if (!generator->over_bytes) return loom__fail_memory(error);
+        return loom__fail(error, LOOM_INTERNAL, "generator", "the generator failed: it used more than %d bytes of memory, "
+                          "the limit of Lua", MAX_LUA_BYTES);
     }
     const char *message = lua_tostring(lua, -1);
     if (!message) message = "an error that is not a text";
@@ -284,10 +359,12 @@ static loom_status create_generator(loom_context *context, loom_error *error) {
     if (!generator) return loom__fail_memory(error);
     memset(generator, 0, sizeof *generator);
     generator->arena.memory = &context->memory;
+    generator->memory = &context->memory;
+    generator->max_instructions = context->generator_instructions;
     context->generator = generator;
     loom_status status = load_files(context, generator, error);
     if (status == LOOM_OK) {
-        generator->lua = lua_newstate(lua_resize, &context->memory);
+        generator->lua = lua_newstate(lua_resize, generator);
         status = generator->lua ? visit(context, generator->lua, open_state, generator, error)
                                 : loom__fail_memory(error);
     }
@@ -649,26 +726,24 @@ static int make_text(lua_State *lua) {
     return 0;
 }
 
-loom_status loom__generator_standalone(loom_context *context, const loom__request *request, loom_pass pass,
-                                       loom__arena *arena, const char **text, loom_error *error) {
+static loom_status run_text(loom_context *context, const char *function, const loom__request *request, loom_pass pass,
+                            loom__arena *arena, const char **text, loom_error *error) {
     job j = {.context = context,
              .arena = arena,
              .error = error,
              .request = request,
              .pass = pass,
-             .function = "standalone",
+             .function = function,
              .result = text};
     return run_job(context, make_text, &j);
 }
 
+loom_status loom__generator_standalone(loom_context *context, const loom__request *request, loom_pass pass,
+                                       loom__arena *arena, const char **text, loom_error *error) {
+    return run_text(context, "standalone", request, pass, arena, text, error);
+}
+
 loom_status loom__generator_why(loom_context *context, const loom__request *request, loom_pass pass,
                                 loom__arena *arena, const char **text, loom_error *error) {
-    job j = {.context = context,
-             .arena = arena,
-             .error = error,
-             .request = request,
-             .pass = pass,
-             .function = "why",
-             .result = text};
-    return run_job(context, make_text, &j);
+    return run_text(context, "why", request, pass, arena, text, error);
 }

@@ -16,6 +16,9 @@ enum { WORKSPACE_ALIGNMENT = 256, ARGS_ALIGNMENT = 16 };
 static const int64_t MAX_SEQ = (int64_t)1 << 30, MAX_START = ((int64_t)1 << 30) - 1;
 static const int64_t MAX_COUNT = INT32_MAX, MAX_BLOCKS = INT32_MAX;
 
+/* Kernels add byte offsets to addresses in 64 bits. */
+static const int64_t MAX_OFFSET_BYTES = (int64_t)1 << 62;
+
 /* -- Tensors --------------------------------------------------------------------------------------------- */
 
 typedef enum use { UNUSED, READ, READ_IF_GIVEN, WRITE, WRITE_IF_GIVEN } use;
@@ -25,18 +28,19 @@ static const struct {
     size_t offset; /* in loom_args */
     bool per_key;  /* seq_k and heads_kv, else seq_q and heads_q */
     bool is_float; /* one float per row: lse, dlse */
+    bool is_value; /* dv wide, else d */
     use uses[2];   /* by loom_pass */
 } TENSORS[LOOM__NUM_TENSORS] = {
-    {"q", offsetof(loom_args, q), false, false, {READ, READ}},
-    {"k", offsetof(loom_args, k), true, false, {READ, READ}},
-    {"v", offsetof(loom_args, v), true, false, {READ, READ}},
-    {"o", offsetof(loom_args, o), false, false, {WRITE, READ}},
-    {"lse", offsetof(loom_args, lse), false, true, {WRITE_IF_GIVEN, READ}},
-    {"dout", offsetof(loom_args, dout), false, false, {UNUSED, READ}},
-    {"dlse", offsetof(loom_args, dlse), false, true, {UNUSED, READ_IF_GIVEN}},
-    {"dq", offsetof(loom_args, dq), false, false, {UNUSED, WRITE_IF_GIVEN}},
-    {"dk", offsetof(loom_args, dk), true, false, {UNUSED, WRITE_IF_GIVEN}},
-    {"dv", offsetof(loom_args, dv), true, false, {UNUSED, WRITE_IF_GIVEN}},
+    {"q", offsetof(loom_args, q), false, false, false, {READ, READ}},
+    {"k", offsetof(loom_args, k), true, false, false, {READ, READ}},
+    {"v", offsetof(loom_args, v), true, false, true, {READ, READ}},
+    {"o", offsetof(loom_args, o), false, false, true, {WRITE, READ}},
+    {"lse", offsetof(loom_args, lse), false, true, false, {WRITE_IF_GIVEN, READ}},
+    {"dout", offsetof(loom_args, dout), false, false, true, {UNUSED, READ}},
+    {"dlse", offsetof(loom_args, dlse), false, true, false, {UNUSED, READ_IF_GIVEN}},
+    {"dq", offsetof(loom_args, dq), false, false, false, {UNUSED, WRITE_IF_GIVEN}},
+    {"dk", offsetof(loom_args, dk), true, false, false, {UNUSED, WRITE_IF_GIVEN}},
+    {"dv", offsetof(loom_args, dv), true, false, true, {UNUSED, WRITE_IF_GIVEN}},
 };
 
 static const loom_tensor *tensor_of(const loom_args *args, int32_t index) {
@@ -59,7 +63,11 @@ static bool is_empty(const loom_shape *shape, int32_t index) {
 
 static loom_status check_size(const char *name, int64_t value, int64_t limit, loom_error *error) {
     if (value >= 0 && value <= limit) return LOOM_OK;
-    return loom__fail(error, LOOM_INVALID, "args.shape", "shape.%s is %lld, it must be 0 to %lld", name,
+    if (value < 0) {
+        return loom__fail(error, LOOM_INVALID, "args.shape", "shape.%s is %lld, it must be 0 to %lld", name,
+                          (long long)value, (long long)limit);
+    }
+    return loom__fail(error, LOOM_UNSUPPORTED, "args.shape", "shape.%s is %lld, this library takes at most %lld", name,
                       (long long)value, (long long)limit);
 }
 
@@ -92,10 +100,51 @@ static loom_status fail_tensor(int32_t index, const char *member, loom_error *er
     return loom__fail(error, LOOM_INVALID, field, format, TENSORS[index].name, value);
 }
 
+/* Strides of the axes that count: none negative, the last element within reach, and where the tensor is written no
+ * two rows of `inner` elements on one another. */
+static loom_status check_strides(const int64_t *strides, const int64_t *extents, int64_t inner, int64_t element_bytes,
+                                 int32_t index, bool written, loom_error *error) {
+    static const char *const AXES[] = {"batch", "seq", "head"};
+    char field[48] = "args.";
+    int sorted[AXIS_DIM], count = 0;
+    int64_t last = inner - 1; /* element, counted from the first */
+    for (int axis = AXIS_BATCH; axis < AXIS_DIM; axis++) {
+        int64_t reach;
+        if (extents[axis] < 2) continue;
+        const char *rule = "strides may not be negative";
+        if (strides[axis] < 0) goto refuse;
+        rule = "the last element would lie 2^62 bytes or more from the first";
+        if (__builtin_mul_overflow(extents[axis] - 1, strides[axis], &reach) ||
+            __builtin_add_overflow(last, reach, &last) || last >= MAX_OFFSET_BYTES / element_bytes)
+            goto refuse;
+        rule = "the tensor is written, its elements must lie apart";
+        if (written && strides[axis] == 0) goto refuse;
+        int at = count++;
+        for (; at && strides[sorted[at - 1]] > strides[axis]; at--) sorted[at] = sorted[at - 1];
+        sorted[at] = axis;
+        continue;
+    refuse:
+        return loom__fail(error, LOOM_INVALID, strcat(strcat(field, TENSORS[index].name), ".stride"),
+                          "%s.stride[%d] is %lld with %lld along %s: %s", TENSORS[index].name, axis,
+                          (long long)strides[axis], (long long)extents[axis], AXES[axis], rule);
+    }
+    int64_t span = inner;
+    for (int i = 0; written && i < count; i++) {
+        int axis = sorted[i];
+        if (strides[axis] < span) {
+            return loom__fail(error, LOOM_INVALID, strcat(strcat(field, TENSORS[index].name), ".stride"),
+                              "%s.stride[%d] is %lld, but the axes of smaller strides span %lld elements: the tensor "
+                              "is written, its elements must lie apart",
+                              TENSORS[index].name, axis, (long long)strides[axis], (long long)span);
+        }
+        span += (extents[axis] - 1) * strides[axis];
+    }
+    return LOOM_OK;
+}
+
 /* *bits collects the low bits of the address and of the strides in bytes that count. */
 static loom_status check_tensor(const loom_plan *plan, const loom_args *args, loom_pass pass, int32_t index,
                                 uint64_t *bits, loom_error *error) {
-    static const char *const AXES[] = {"batch", "seq", "head"};
     const loom_tensor *tensor = tensor_of(args, index);
     use u = TENSORS[index].uses[pass];
     if (u == UNUSED || is_empty(&args->shape, index)) return LOOM_OK;
@@ -122,18 +171,13 @@ static loom_status check_tensor(const loom_plan *plan, const loom_args *args, lo
     }
     int64_t extents[] = {args->shape.batch, TENSORS[index].per_key ? args->shape.seq_k : args->shape.seq_q,
                          TENSORS[index].per_key ? args->shape.heads_kv : args->shape.heads_q};
-    uint64_t low = (uint64_t)(uintptr_t)tensor->data;
+    int64_t inner = is_float ? 1 : TENSORS[index].is_value ? plan->dv : plan->d;
+    LOOM_TRY(NULL, check_strides(tensor->stride, extents, inner, element_bytes, index, is_written(index, pass), error));
+    if (is_float) return LOOM_OK;
+    *bits |= (uint64_t)(uintptr_t)tensor->data;
     for (int axis = AXIS_BATCH; axis < AXIS_DIM; axis++) {
-        if (extents[axis] < 2) continue;
-        low |= (uint64_t)tensor->stride[axis] * (uint64_t)element_bytes;
-        if (tensor->stride[axis] || !is_written(index, pass)) continue;
-        char field[48] = "args.";
-        return loom__fail(error, LOOM_INVALID, strcat(strcat(field, TENSORS[index].name), ".stride"),
-                          "%s.stride[%d] is 0 with %lld along %s: %s is written, its elements must lie apart",
-                          TENSORS[index].name, axis, (long long)extents[axis], AXES[axis],
-                          TENSORS[index].name);
+        if (extents[axis] > 1) *bits |= (uint64_t)tensor->stride[axis] * (uint64_t)element_bytes;
     }
-    if (!is_float) *bits |= low;
     return LOOM_OK;
 }
 
@@ -172,6 +216,18 @@ static loom_status check_array(const loom_plan *plan, int32_t slot, const loom_p
                           "params[%d] (%s): data is 0x%llx, it must be a multiple of %d bytes, one element",
                           slot, facts->name, (unsigned long long)(uintptr_t)param->data,
                           facts->element_bytes);
+    }
+    int64_t last = 0;
+    for (int32_t axis = 0; axis < facts->num_dims && !empty; axis++) {
+        int64_t extent = param_extent(&facts->dims[axis], values), reach;
+        if (extent < 2) continue;
+        bool over = __builtin_mul_overflow(extent - 1, param->stride[axis], &reach) ||
+                    __builtin_add_overflow(last, reach, &last) || last >= MAX_OFFSET_BYTES / facts->element_bytes;
+        if (param->stride[axis] >= 0 && !over) continue;
+        return loom__fail(error, LOOM_INVALID, "args.params", "params[%d] (%s): stride[%d] is %lld with %lld along it: %s",
+                          slot, facts->name, axis, (long long)param->stride[axis], (long long)extent,
+                          over && param->stride[axis] > 0 ? "the last element would lie 2^62 bytes or more from the first"
+                                                          : "strides may not be negative");
     }
     return LOOM_OK;
 }
@@ -403,6 +459,7 @@ static loom_status launch(const loom_plan *plan, loom_pass pass, const loom_args
         return loom__fail(error, LOOM_INVALID, "plan",
                           "the plan was made with LOOM_DEVICE_NONE, it can be looked at but not launched");
     }
+    if (!loom__plan_is_ready(plan)) return loom__plan_fail_unready(plan, error);
     LOOM_TRY(plan->context, check_shape(&args->shape, error));
     if (!(args->scale >= 0.0f) || isinf(args->scale)) {
         return loom__fail(error, LOOM_INVALID, "args.scale",

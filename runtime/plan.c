@@ -1,18 +1,20 @@
 /* plan.c - the slow path: from a problem text to loaded kernels.
  *
- *     generator -> for each kernel: cache, else source and compile, in parallel -> load -> packing tables
+ *     generator -> packing tables -> for each kernel: cache, else source and compile, in parallel -> load
  *
- * Called through attnloom.h. Holds the context's lock throughout, so that one context compiles one plan at a
- * time, each with as many threads as it has missing kernels. Fails with the status of the step that failed;
- * nothing stays behind.
+ * Called through attnloom.h. Up to the tables the context's lock is held (describe); what follows (construct) runs
+ * without it, on a thread of the plan with LOOM_ASYNC, and takes it for each visit to Lua. Plans compile side by
+ * side, each with as many threads as it has missing kernels; what one plan compiles others wait for (claims). Fails
+ * with the status of the step that failed; nothing stays behind.
  */
 #define _GNU_SOURCE
 #include "plan.h"
 
-#include <stdatomic.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "cache.h"
 #include "compile.h"
@@ -44,9 +46,9 @@ static loom_status check_desc(loom_context *context, const loom_plan_desc *desc,
         return loom__fail(error, LOOM_INVALID, "desc.rigor", "rigor is %d, which is no loom_rigor",
                           desc->rigor);
     }
-    if (desc->flags & ~(uint32_t)LOOM_NO_COMPILE) {
-        return loom__fail(error, LOOM_INVALID, "desc.flags", "flags are 0x%x, known is LOOM_NO_COMPILE (0x1)",
-                          desc->flags);
+    if (desc->flags & ~(uint32_t)(LOOM_NO_COMPILE | LOOM_ASYNC)) {
+        return loom__fail(error, LOOM_INVALID, "desc.flags",
+                          "flags are 0x%x, known are LOOM_NO_COMPILE (0x1) and LOOM_ASYNC (0x2)", desc->flags);
     }
     int32_t alignment = desc->alignment;
     if (alignment < 0 || alignment > MAX_ALIGNMENT || (alignment & (alignment - 1))) {
@@ -66,6 +68,11 @@ static loom_status make_request(loom_context *context, const loom_plan_desc *des
                                 const loom__device **device, loom_error *error) {
     bool host_target = desc->target && strcmp(desc->target, "host") == 0;
     *device = NULL;
+    if (desc->arch && desc->device != LOOM_DEVICE_NONE) {
+        return loom__fail(error, LOOM_INVALID, "desc.arch",
+                          "arch is %s, but device is %d, which has its own: leave arch NULL, or take LOOM_DEVICE_NONE",
+                          desc->arch, desc->device);
+    }
     *request = (loom__request){.problem = desc->problem,
                                .target = desc->target,
                                .schedule = desc->schedule ? desc->schedule : context->schedule,
@@ -91,11 +98,6 @@ static loom_status make_request(loom_context *context, const loom_plan_desc *des
                               "target host runs on LOOM_DEVICE_HOST, not on device %d", desc->device);
         }
         LOOM_TRY(context, loom__device_open(context, desc->device, device, error));
-        if (desc->arch && strcmp(desc->arch, (*device)->arch) != 0) {
-            return loom__fail(error, LOOM_INVALID, "desc.arch",
-                              "arch is %s, but device %d (%s) is %s; leave arch NULL", desc->arch,
-                              desc->device, (*device)->name, (*device)->arch);
-        }
         request->arch = (*device)->arch;
         request->smem_bytes = (*device)->smem_bytes;
         request->num_sms = (*device)->num_sms;
@@ -331,7 +333,8 @@ typedef struct build {
     int32_t index; /* in the plan */
     const char *slug, *key, *label, *source;
     loom__entry entry;
-    /* Of the thread that compiles it: */
+    bool hit; /* found in the cache and, unless status says why not, loaded */
+    /* Of the thread that works on it: */
     loom__arena arena;
     loom__compiled compiled;
     loom_status status;
@@ -339,38 +342,53 @@ typedef struct build {
 } build;
 
 typedef struct build_list {
-    const loom_context *context;
+    loom_plan *plan;
     const char *arch;
-    bool host;
+    void (*work)(struct build_list *list, build *b);
     build **jobs;
     int32_t num_jobs;
     atomic_int next;
 } build_list;
 
-static void *compile_jobs(void *argument) {
+static void *take_jobs(void *argument) {
     build_list *list = argument;
     for (;;) {
         int at = atomic_fetch_add(&list->next, 1);
         if (at >= list->num_jobs) return NULL;
-        build *b = list->jobs[at];
-        b->status = list->host ? loom__compile_host(list->context, b->label, b->source, &b->arena,
-                                                    &b->compiled, &b->error)
-                               : loom__compile_cuda(list->context, b->label, b->source, list->arch, &b->arena,
-                                                    &b->compiled, &b->error);
+        list->work(list, list->jobs[at]);
     }
+}
+
+/* Works on all jobs with at most `wanted` threads, the caller's among them. */
+static void run_jobs(build_list *list, int32_t wanted) {
+    enum { MAX_WORKERS = 16 };
+    pthread_t threads[MAX_WORKERS];
+    int32_t num_threads = 0, processors = loom__num_processors();
+    if (wanted > MAX_WORKERS) wanted = MAX_WORKERS;
+    if (wanted > processors) wanted = processors;
+    for (int32_t i = 0; i < list->num_jobs; i++) {
+        list->jobs[i]->arena.memory = &list->plan->context->memory;
+        list->jobs[i]->error = (loom_error)LOOM_ERROR_INIT;
+    }
+    atomic_init(&list->next, 0);
+    while (num_threads + 1 < wanted && pthread_create(&threads[num_threads], NULL, take_jobs, list) == 0)
+        num_threads++;
+    take_jobs(list);
+    for (int32_t i = 0; i < num_threads; i++) pthread_join(threads[i], NULL);
+    for (int32_t i = 0; i < list->num_jobs; i++) loom__arena_adopt(&list->plan->arena, &list->jobs[i]->arena);
+}
+
+static void compile_kernel(build_list *list, build *b) {
+    const loom_context *context = list->plan->context;
+    b->status = list->plan->host
+                    ? loom__compile_host(context, b->label, b->source, &b->arena, &b->compiled, &b->error)
+                    : loom__compile_cuda(context, b->label, b->source, list->arch, &b->arena, &b->compiled, &b->error);
 }
 
 /* Compiles all jobs; every one is tried, and the first failure in the plan's order is reported. */
 static loom_status compile_all(build_list *list, loom_error *error) {
-    enum { MAX_COMPILERS = 16 };
-    pthread_t threads[MAX_COMPILERS];
-    int32_t num_threads = 0, wanted = loom__num_processors();
-    if (wanted > MAX_COMPILERS) wanted = MAX_COMPILERS;
-    if (wanted > list->num_jobs) wanted = list->num_jobs;
-    while (num_threads + 1 < wanted && pthread_create(&threads[num_threads], NULL, compile_jobs, list) == 0)
-        num_threads++;
-    compile_jobs(list);
-    for (int32_t i = 0; i < num_threads; i++) pthread_join(threads[i], NULL);
+    list->work = compile_kernel;
+    run_jobs(list, list->num_jobs);
     for (int32_t i = 0; i < list->num_jobs; i++) {
         build *b = list->jobs[i];
         if (b->status == LOOM_OK) continue;
@@ -380,25 +398,35 @@ static loom_status compile_all(build_list *list, loom_error *error) {
     return LOOM_OK;
 }
 
+/* Who waits for the first time shall know for what. */
+static void report_compile(loom_plan *plan, int32_t num_kernels, double seconds) {
+    static const double LONG_SECONDS = 0.5;
+    loom_context *context = plan->context;
+    if (seconds <= LONG_SECONDS) return;
+    loom__context_lock(context);
+    bool first = !context->compile_reported;
+    context->compile_reported = true;
+    loom__context_unlock(context);
+    if (!first) return;
+    loom__log(context, LOOM__LOG_WARNING, "compile problem=\"%s\" kernels=%d seconds=%.1f",
+              plan->texts[LOOM_TEXT_PROBLEM], num_kernels, seconds);
+}
+
 static loom_status build_missing(loom_plan *plan, build **jobs, int32_t num_jobs,
                                  const loom__generated *generated, const char *compiler, loom_error *error) {
     loom_context *context = plan->context;
-    build_list list = {
-        .context = context, .arch = generated->arch, .host = plan->host, .jobs = jobs, .num_jobs = num_jobs};
+    build_list list = {.plan = plan, .arch = generated->arch, .jobs = jobs, .num_jobs = num_jobs};
     loom_status status = LOOM_OK;
+    double start = loom__now();
     if (!plan->host) LOOM_TRY(context, loom__nvrtc_load(context, error));
     for (int32_t i = 0; i < num_jobs; i++) {
-        jobs[i]->arena.memory = &context->memory;
-        jobs[i]->error = (loom_error)LOOM_ERROR_INIT;
         LOOM_TRY(context, loom__generator_source(context, generated, jobs[i]->index, &plan->arena,
                                                  &jobs[i]->source, error));
         loom__log(context, LOOM__LOG_SOURCE, "source kernel=%s text=\n%s", jobs[i]->label, jobs[i]->source);
     }
-    atomic_init(&list.next, 0);
     status = compile_all(&list, error);
     for (int32_t i = 0; i < num_jobs; i++) {
         build *b = jobs[i];
-        loom__arena_adopt(&plan->arena, &b->arena);
         if (b->status != LOOM_OK) continue;
         b->entry = (loom__entry){.source = b->source,
                                  .binary = b->compiled.binary,
@@ -419,17 +447,18 @@ static loom_status build_missing(loom_plan *plan, build **jobs, int32_t num_jobs
             loom__log(context, LOOM__LOG_SOURCE, "compiler kernel=%s output=\n%s", b->label, b->compiled.log);
         }
     }
+    report_compile(plan, num_jobs, loom__now() - start);
     return status;
 }
 
 /* -- Loading --------------------------------------------------------------------------------------------- */
 
 static loom_status load_kernel(loom_plan *plan, const loom__entry *entry, loom__plan_kernel *kernel,
-                               loom_error *error) {
+                               loom__arena *arena, loom_error *error) {
     if (!plan->launchable) return LOOM_OK;
     if (plan->host) {
         const char *path = "";
-        if (*entry->path) path = loom__arena_print(&plan->arena, "%s/kernel.so", entry->path);
+        if (*entry->path) path = loom__arena_print(arena, "%s/kernel.so", entry->path);
         if (!path) return loom__fail_memory(error);
         return loom__host_load(plan->context, path, entry->binary, entry->binary_bytes, kernel->facts.symbol,
                                &kernel->host_module, error);
@@ -456,6 +485,24 @@ static void set_facts(loom__plan_kernel *kernel, const build *b, bool cached) {
     facts->compile_seconds = cached ? 0 : b->entry.seconds;
 }
 
+static void find_kernel(build_list *list, build *b) {
+    loom_plan *plan = list->plan;
+    loom__plan_kernel *kernel = &plan->kernels[b->index];
+    b->hit = loom__cache_load(plan->context, b->slug, b->key, plan->host, &b->arena, &b->entry);
+    if (!b->hit) return;
+    set_facts(kernel, b, true);
+    b->status = load_kernel(plan, &b->entry, kernel, &b->arena, &b->error);
+}
+
+/* Finds kernels in the cache and loads them. */
+static void find_all(loom_plan *plan, build **jobs, int32_t num_jobs) {
+    enum { KERNELS_PER_THREAD = 2 }; /* for fewer a thread costs more than it saves */
+    build_list list = {.plan = plan, .work = find_kernel, .jobs = jobs, .num_jobs = num_jobs};
+    run_jobs(&list, num_jobs / KERNELS_PER_THREAD);
+    for (int32_t i = 0; i < num_jobs; i++)
+        loom__log(plan->context, LOOM__LOG_COMPILE, "cache %s kernel=%s", jobs[i]->hit ? "hit" : "miss", jobs[i]->label);
+}
+
 /* Names and keys of a kernel. */
 static loom_status prepare_build(loom_plan *plan, const loom__generated *generated,
                                  const loom__problem_info *info, const char *digest, const char *compiler_key,
@@ -476,50 +523,133 @@ static loom_status load_again(loom_plan *plan, build *b, const loom__generated *
     loom__cache_evict(plan->context, b->entry.path, reason);
     LOOM_TRY(plan->context, build_missing(plan, &b, 1, generated, compiler, error));
     set_facts(&plan->kernels[b->index], b, false);
-    return load_kernel(plan, &b->entry, &plan->kernels[b->index], error);
+    return load_kernel(plan, &b->entry, &plan->kernels[b->index], &plan->arena, error);
 }
 
-static loom_status build_kernels(loom_plan *plan, const loom__generated *generated,
-                                 const loom__problem_info *info, bool no_compile, loom_error *error) {
+/* -- Claims: no two plans of a context compile one kernel at once ---------------------------------------- */
+
+struct loom__claim {
+    build **jobs;
+    int32_t num_jobs;
+    loom__claim *next;
+};
+
+static bool is_claimed(const loom_context *context, const char *key) {
+    for (const loom__claim *c = context->claims; c; c = c->next) {
+        for (int32_t i = 0; i < c->num_jobs; i++) {
+            if (strcmp(c->jobs[i]->key, key) == 0) return true;
+        }
+    }
+    return false;
+}
+
+/* Waits until nobody compiles any of the jobs, then claims them all: no plan holds some and waits for others. */
+static void claim_jobs(loom_context *context, loom__claim *claim) {
+    loom__context_lock(context);
+    for (int32_t i = 0; i < claim->num_jobs;) {
+        if (!is_claimed(context, claim->jobs[i]->key)) {
+            i++;
+        } else {
+            pthread_cond_wait(&context->claims_changed, &context->lock);
+            i = 0;
+        }
+    }
+    claim->next = context->claims;
+    context->claims = claim;
+    loom__context_unlock(context);
+}
+
+static void release_claim(loom_context *context, loom__claim *claim) {
+    loom__context_lock(context);
+    loom__claim **at = &context->claims;
+    while (*at != claim) at = &(*at)->next;
+    *at = claim->next;
+    pthread_cond_broadcast(&context->claims_changed);
+    loom__context_unlock(context);
+}
+
+/* -- Constructing ---------------------------------------------------------------------------------------- */
+
+struct loom__construction {
+    loom_plan *plan;
+    loom__problem_info info;
+    loom__generated generated;
+    const loom__toolchain *toolchain;
+    char digest[33]; /* of the generator */
+    bool no_compile;
+    double start;
+    /* With LOOM_ASYNC: */
+    bool async, has_thread;
+    pthread_t thread;
+    pthread_mutex_t lock;
+    pthread_cond_t finished; /* state is not COMPILING any more */
+    loom_status status;
+    loom_error error;
+};
+
+/* Compiles and loads what is missing, but for what another plan compiled meanwhile. */
+static loom_status build_claimed(loom__construction *c, build **missing, int32_t num_missing, loom_error *error) {
+    loom_plan *plan = c->plan;
     loom_context *context = plan->context;
-    const loom__toolchain *toolchain = NULL;
-    char digest[33];
+    int32_t num_jobs = 0;
+    loom_status status = LOOM_OK;
+    loom__claim claim = {.jobs = missing, .num_jobs = num_missing};
+    bool shared = *context->cache_dir; /* else there is nowhere to find another's kernels */
+    build **jobs = loom__arena_alloc(&plan->arena, (size_t)num_missing * sizeof *jobs);
+    if (!jobs) return loom__fail_memory(error);
+    if (shared) {
+        claim_jobs(context, &claim);
+        build_list list = {.plan = plan, .work = find_kernel, .jobs = missing, .num_jobs = num_missing};
+        run_jobs(&list, 1);
+    }
+    for (int32_t i = 0; i < num_missing; i++) {
+        if (!missing[i]->hit) jobs[num_jobs++] = missing[i];
+    }
+    if (num_jobs) status = build_missing(plan, jobs, num_jobs, &c->generated, c->toolchain->name, error);
+    if (shared) release_claim(context, &claim);
+    for (int32_t i = 0; i < num_jobs && status == LOOM_OK; i++) {
+        loom__plan_kernel *kernel = &plan->kernels[jobs[i]->index];
+        set_facts(kernel, jobs[i], false);
+        status = load_kernel(plan, &jobs[i]->entry, kernel, &plan->arena, error);
+    }
+    return status;
+}
+
+static loom_status build_kernels(loom__construction *c, loom_error *error) {
+    loom_plan *plan = c->plan;
+    loom_context *context = plan->context;
+    const loom__generated *generated = &c->generated;
     size_t count = (size_t)generated->num_kernels;
     build *builds = loom__arena_alloc(&plan->arena, count * sizeof *builds);
+    build **all = loom__arena_alloc(&plan->arena, count * sizeof *all);
     build **missing = loom__arena_alloc(&plan->arena, count * sizeof *missing);
     int32_t num_missing = 0;
-    if (!builds || !missing) return loom__fail_memory(error);
-    LOOM_TRY(context, loom__generator_digest(context, digest, error));
-    LOOM_TRY(context, plan->host ? loom__cc_find(context, &toolchain, error)
-                                 : loom__nvrtc_find(context, &toolchain, error));
-    if (plan->host) plan->texts[LOOM_TEXT_ARCH] = toolchain->triple;
+    if (!builds || !all || !missing) return loom__fail_memory(error);
     for (int32_t i = 0; i < generated->num_kernels; i++) {
-        build *b = &builds[i];
-        LOOM_TRY(context, prepare_build(plan, generated, info, digest, toolchain->identity, i, b, error));
-        bool hit = loom__cache_load(context, b->slug, b->key, plan->host, &plan->arena, &b->entry);
-        loom__log(context, LOOM__LOG_COMPILE, "cache %s kernel=%s", hit ? "hit" : "miss", b->label);
-        if (!hit) missing[num_missing++] = b;
+        build *b = all[i] = &builds[i];
+        LOOM_TRY(context,
+                 prepare_build(plan, generated, &c->info, c->digest, c->toolchain->identity, i, b, error));
     }
-    if (num_missing && no_compile) {
+    find_all(plan, all, generated->num_kernels);
+    for (int32_t i = 0; i < generated->num_kernels; i++) {
+        if (!all[i]->hit) missing[num_missing++] = all[i];
+    }
+    if (num_missing && c->no_compile) {
         return loom__fail(
             error, LOOM_NOT_FOUND, "desc.flags",
             "%d of %d kernels are not in the cache (%s), first %s, and LOOM_NO_COMPILE forbids to build them",
             num_missing, generated->num_kernels, *context->cache_dir ? context->cache_dir : "in memory",
             missing[0]->slug);
     }
-    if (num_missing)
-        LOOM_TRY(context, build_missing(plan, missing, num_missing, generated, toolchain->name, error));
-    for (int32_t i = 0, m = 0; i < generated->num_kernels; i++) {
-        build *b = &builds[i];
-        bool cached = m == num_missing || missing[m] != b;
-        if (!cached) m++;
-        set_facts(&plan->kernels[i], b, cached);
-        loom_status status = load_kernel(plan, &b->entry, &plan->kernels[i], error);
-        if (status != LOOM_OK && cached && status != LOOM_UNSUPPORTED && status != LOOM_MEMORY &&
-            !no_compile) {
-            status = load_again(plan, b, generated, toolchain->name, "it does not load", error);
+    if (num_missing) LOOM_TRY(context, build_claimed(c, missing, num_missing, error));
+    for (int32_t i = 0; i < generated->num_kernels; i++) {
+        build *b = all[i];
+        if (!b->hit || b->status == LOOM_OK) continue;
+        if (b->status == LOOM_UNSUPPORTED || b->status == LOOM_MEMORY || c->no_compile) {
+            if (error && error->size >= sizeof *error) *error = b->error;
+            return b->status;
         }
-        if (status != LOOM_OK) return status;
+        LOOM_TRY(context, load_again(plan, b, generated, c->toolchain->name, "it does not load", error));
     }
     return LOOM_OK;
 }
@@ -534,28 +664,33 @@ static loom_status keep_text(loom_plan *plan, loom_text which, const char *text,
 static loom_status prepare_threads(loom_plan *plan, loom_error *error) {
     loom_context *context = plan->context;
     size_t scratch_bytes = 1;
-    if (!context->pool)
-        LOOM_TRY(context, loom__pool_create(&context->memory, context->num_threads, &context->pool, error));
+    loom_status status = LOOM_OK;
     for (int32_t i = 0; i < plan->num_kernels; i++) {
         if ((size_t)plan->kernels[i].facts.smem_bytes > scratch_bytes)
             scratch_bytes = (size_t)plan->kernels[i].facts.smem_bytes;
     }
-    return loom__pool_reserve(context->pool, scratch_bytes, error);
+    loom__context_lock(context);
+    if (!context->pool)
+        status = loom__pool_create(&context->memory, context->num_threads, &context->pool, error);
+    if (status == LOOM_OK) status = loom__pool_reserve(context->pool, scratch_bytes, error);
+    loom__context_unlock(context);
+    return status;
 }
 
-static loom_status fill_plan(loom_plan *plan, const loom_plan_desc *desc, loom__generated *generated,
-                             loom_error *error) {
+/* All that needs no kernel. */
+static loom_status describe(loom__construction *c, const loom_plan_desc *desc, loom_error *error) {
+    loom_plan *plan = c->plan;
     loom_context *context = plan->context;
+    loom__generated *generated = &c->generated;
     loom__request request;
-    loom__problem_info info;
     LOOM_TRY(context, make_request(context, desc, &request, &plan->device, error));
-    LOOM_TRY(context, loom__problem_query(context, desc->problem, &plan->arena, &info, error));
+    LOOM_TRY(context, loom__problem_query(context, desc->problem, &plan->arena, &c->info, error));
     LOOM_TRY(context, loom__generator_plan(context, &request, &plan->arena, generated, error));
     plan->driver = context->driver;
-    plan->d = info.d;
-    plan->dv = info.dv;
-    plan->backward = info.backward;
-    plan->element_bytes = strcmp(info.dtype, "fp32") == 0 ? 4 : 2;
+    plan->d = c->info.d;
+    plan->dv = c->info.dv;
+    plan->backward = c->info.backward;
+    plan->element_bytes = strcmp(c->info.dtype, "fp32") == 0 ? 4 : 2;
     plan->host = strcmp(generated->target, "host") == 0;
     plan->launchable = desc->device != LOOM_DEVICE_NONE;
     LOOM_TRY(context, keep_text(plan, LOOM_TEXT_PROBLEM, generated->problem, error));
@@ -565,40 +700,140 @@ static loom_status fill_plan(loom_plan *plan, const loom_plan_desc *desc, loom__
     LOOM_TRY(context, keep_text(plan, LOOM_TEXT_SCHEDULE_BACKWARD, generated->schedule_backward, error));
     LOOM_TRY(context, keep_text(plan, LOOM_TEXT_WHY, generated->why, error));
     loom__log(context, LOOM__LOG_CANDIDATE, "plan why=\n%s", generated->why);
-    LOOM_TRY(context, read_params(plan, &info, error));
+    LOOM_TRY(context, read_params(plan, &c->info, error));
     LOOM_TRY(context, resolve(plan, generated, error));
-    LOOM_TRY(context, build_kernels(plan, generated, &info, desc->flags & LOOM_NO_COMPILE, error));
-    return plan->host && plan->launchable ? prepare_threads(plan, error) : LOOM_OK;
+    LOOM_TRY(context, loom__generator_digest(context, c->digest, error));
+    LOOM_TRY(context, plan->host ? loom__cc_find(context, &c->toolchain, error)
+                                 : loom__nvrtc_find(context, &c->toolchain, error));
+    if (plan->host) plan->texts[LOOM_TEXT_ARCH] = c->toolchain->triple;
+    return LOOM_OK;
+}
+
+static loom_status construct(loom__construction *c, loom_error *error) {
+    loom_plan *plan = c->plan;
+    loom_status status = build_kernels(c, error);
+    if (status == LOOM_OK && plan->host && plan->launchable) status = prepare_threads(plan, error);
+    loom__generator_release(plan->context, &c->generated);
+    if (status != LOOM_OK) return status;
+    loom__log(plan->context, LOOM__LOG_COMPILE, "plan problem=\"%s\" target=%s arch=%s kernels=%d seconds=%.4f",
+              plan->texts[LOOM_TEXT_PROBLEM], plan->texts[LOOM_TEXT_TARGET], plan->texts[LOOM_TEXT_ARCH],
+              plan->num_kernels, loom__now() - c->start);
+    return LOOM_OK;
+}
+
+static void *construct_async(void *argument) {
+    loom__construction *c = argument;
+    loom_status status = construct(c, &c->error);
+    pthread_mutex_lock(&c->lock);
+    c->status = status;
+    atomic_store_explicit(&c->plan->state, status == LOOM_OK ? LOOM__PLAN_READY : LOOM__PLAN_FAILED,
+                          memory_order_release);
+    pthread_cond_broadcast(&c->finished);
+    pthread_mutex_unlock(&c->lock);
+    return NULL;
+}
+
+static loom_status start_async(loom__construction *c, loom_error *error) {
+    pthread_condattr_t attributes;
+    c->error = (loom_error)LOOM_ERROR_INIT;
+    if (pthread_mutex_init(&c->lock, NULL)) return loom__fail_memory(error);
+    bool failed = pthread_condattr_init(&attributes) != 0;
+    if (!failed) {
+        failed = pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC) ||
+                 pthread_cond_init(&c->finished, &attributes);
+        pthread_condattr_destroy(&attributes);
+    }
+    if (failed) {
+        pthread_mutex_destroy(&c->lock);
+        return loom__fail_memory(error);
+    }
+    c->async = true;
+    c->has_thread = pthread_create(&c->thread, NULL, construct_async, c) == 0;
+    if (!c->has_thread) construct_async(c); /* a system that gives no thread makes the caller wait */
+    return LOOM_OK;
 }
 
 loom_status loom_plan_create(loom_context *context, const loom_plan_desc *desc, loom_plan **plan,
                              loom_error *error) {
-    loom__generated generated = {.reference = -2}; /* LUA_NOREF */
     LOOM_TRY(NULL, check_desc(context, desc, plan, error));
     loom_plan *made = context->memory.resize(context->memory.user, NULL, sizeof *made);
     if (!made) return loom__fail_memory(error);
     memset(made, 0, sizeof *made);
     made->context = context;
     made->arena.memory = &context->memory;
-    double start = loom__now();
-    loom__context_lock(context);
-    loom_status status = fill_plan(made, desc, &generated, error);
-    loom__generator_release(context, &generated);
-    loom__context_unlock(context);
-    if (status != LOOM_OK) {
-        loom_plan_destroy(made);
-        return status;
+    loom_status status = LOOM_OK;
+    loom__construction *c = loom__arena_alloc(&made->arena, sizeof *c);
+    if (!c) {
+        status = loom__fail_memory(error);
+        goto out;
     }
-    loom__log(context, LOOM__LOG_COMPILE, "plan problem=\"%s\" target=%s arch=%s kernels=%d seconds=%.4f",
-              made->texts[LOOM_TEXT_PROBLEM], made->texts[LOOM_TEXT_TARGET], made->texts[LOOM_TEXT_ARCH],
-              made->num_kernels, loom__now() - start);
+    made->construction = c;
+    c->plan = made;
+    c->generated.reference = -2; /* LUA_NOREF */
+    c->no_compile = desc->flags & LOOM_NO_COMPILE;
+    c->start = loom__now();
+    loom__context_lock(context);
+    status = describe(c, desc, error);
+    if (status != LOOM_OK) loom__generator_release(context, &c->generated);
+    loom__context_unlock(context);
+    if (status != LOOM_OK) goto out;
+    if (desc->flags & LOOM_ASYNC) {
+        status = start_async(c, error);
+        if (status != LOOM_OK) loom__generator_release(context, &c->generated);
+    } else {
+        status = construct(c, error);
+        if (status == LOOM_OK) atomic_store_explicit(&made->state, LOOM__PLAN_READY, memory_order_release);
+    }
+    if (status != LOOM_OK) goto out;
     *plan = made;
     return LOOM_OK;
+out:
+    loom_plan_destroy(made);
+    return status;
+}
+
+loom_status loom__plan_fail_unready(const loom_plan *plan, loom_error *error) {
+    if (atomic_load_explicit(&plan->state, memory_order_acquire) == LOOM__PLAN_COMPILING) {
+        return loom__fail(error, LOOM_NOT_FOUND, "plan",
+                          "the plan's kernels are still compiling: loom_plan_wait waits for them");
+    }
+    const loom__construction *c = plan->construction;
+    if (error && error->size >= sizeof *error) *error = c->error;
+    return c->status;
+}
+
+loom_status loom_plan_wait(loom_plan *plan, double timeout_seconds, loom_error *error) {
+    static const double LONGEST_SECONDS = 1e9;
+    if (!plan) return loom__fail(error, LOOM_INVALID, "plan", "plan is NULL");
+    if (!(timeout_seconds >= 0)) {
+        return loom__fail(error, LOOM_INVALID, "timeout_seconds", "timeout_seconds is %g, it must be 0 or more",
+                          timeout_seconds);
+    }
+    if (loom__plan_is_ready(plan)) return LOOM_OK;
+    loom__construction *c = plan->construction;
+    struct timespec end;
+    clock_gettime(CLOCK_MONOTONIC, &end);
+    double seconds = floor(fmin(timeout_seconds, LONGEST_SECONDS));
+    end.tv_sec += (time_t)seconds;
+    end.tv_nsec += (long)(1e9 * (fmin(timeout_seconds, LONGEST_SECONDS) - seconds));
+    if (end.tv_nsec >= 1000000000) end.tv_sec++, end.tv_nsec -= 1000000000;
+    int over = timeout_seconds == 0;
+    pthread_mutex_lock(&c->lock);
+    while (!over && atomic_load_explicit(&plan->state, memory_order_relaxed) == LOOM__PLAN_COMPILING)
+        over = pthread_cond_timedwait(&c->finished, &c->lock, &end);
+    pthread_mutex_unlock(&c->lock);
+    return loom__plan_is_ready(plan) ? LOOM_OK : loom__plan_fail_unready(plan, error);
 }
 
 void loom_plan_destroy(loom_plan *plan) {
     if (!plan) return;
     loom_context *context = plan->context;
+    loom__construction *c = plan->construction;
+    if (c && c->async) {
+        if (c->has_thread) pthread_join(c->thread, NULL);
+        pthread_cond_destroy(&c->finished);
+        pthread_mutex_destroy(&c->lock);
+    }
     bool entered = plan->device && loom__device_enter(context, plan->device, NULL) == LOOM_OK;
     for (int32_t i = 0; i < plan->num_kernels; i++) {
         loom__host_unload(&plan->kernels[i].host_module);
@@ -639,6 +874,7 @@ loom_status loom_plan_kernel(const loom_plan *plan, int32_t index, loom_kernel *
         return loom__fail(error, LOOM_INVALID, "index", "index is %d, the plan has %d kernels", index,
                           plan->num_kernels);
     }
+    if (!loom__plan_is_ready(plan)) return loom__plan_fail_unready(plan, error);
     size_t size = kernel->size;
     *kernel = plan->kernels[index].facts;
     kernel->size = size;
@@ -648,6 +884,7 @@ loom_status loom_plan_kernel(const loom_plan *plan, int32_t index, loom_kernel *
 loom_status loom_plan_certify(loom_plan *plan, const char *text, loom_error *error) {
     if (!plan || !text)
         return loom__fail(error, LOOM_INVALID, plan ? "text" : "plan", "%s is NULL", plan ? "text" : "plan");
+    if (!loom__plan_is_ready(plan)) return loom__plan_fail_unready(plan, error);
     loom_context *context = plan->context;
     loom_status status = LOOM_OK;
     loom__context_lock(context);

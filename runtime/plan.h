@@ -1,6 +1,9 @@
-/* plan.h - the inside of a plan: made by plan.c, read by launch.c. Immutable but for certificates. */
+/* plan.h - the inside of a plan: made by plan.c, read by launch.c. Immutable once `state` is not COMPILING, but for
+ * certificates. */
 #ifndef LOOM_PLAN_H
 #define LOOM_PLAN_H
+
+#include <stdatomic.h>
 
 #include "common.h"
 #include "device.h"
@@ -100,7 +103,14 @@ typedef struct loom__plan_pass {
     loom__region regions[LOOM__MAX_REGIONS];
 } loom__plan_pass;
 
+/* What plan.c needs until the kernels are there. */
+typedef struct loom__construction loom__construction;
+
+enum { LOOM__PLAN_COMPILING, LOOM__PLAN_READY, LOOM__PLAN_FAILED };
+
 struct loom_plan {
+    atomic_int state; /* last to be written, with release; all below is complete for who has read READY */
+    loom__construction *construction;
     loom_context *context;
     loom__arena arena;
     const char *texts[LOOM_TEXT_WHY + 1];
@@ -117,5 +127,12 @@ struct loom_plan {
     loom__plan_kernel *kernels;
     loom__plan_pass passes[2]; /* by loom_pass */
 };
+
+static inline bool loom__plan_is_ready(const loom_plan *plan) {
+    return atomic_load_explicit(&plan->state, memory_order_acquire) == LOOM__PLAN_READY;
+}
+
+/* Why a plan is not ready: NOT_FOUND while it compiles, else the error of its compile. */
+loom_status loom__plan_fail_unready(const loom_plan *plan, loom_error *error);
 
 #endif

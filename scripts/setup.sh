@@ -1,6 +1,7 @@
 # shellcheck shell=bash
-# setup: what demo.sh and test.sh share: installs what is missing, builds, finds or fetches NVRTC. To be sourced
-# by bash under `set -euo pipefail`. A step that fails says what was tried, shows the end of its log and exits 1.
+# setup: what demo.sh and test.sh share: installs what is missing, builds, finds or fetches NVRTC. To be
+# sourced by bash under `set -euo pipefail`. A step that fails says what was tried, shows the end of its log
+# and exits 1.
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 build="$root/build"

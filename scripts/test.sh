@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # test: builds and runs every test, within 12 minutes on 2 cores; the last lines are ctest's summary and the
-# exit status is ctest's. The host tests run once more under the address and undefined-behaviour sanitizers. GPU
-# tests are shown as skipped where there is no GPU.
+# exit status is ctest's. The host tests run once more under the address and undefined-behaviour sanitizers.
+# GPU tests are shown as skipped where there is no GPU.
 #
 #     bash scripts/test.sh            as CI does: of the tests that take long every run does one part of PARTS
 #     bash scripts/test.sh --all      all parts
@@ -12,7 +12,8 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
 PARTS=32
-# Numbers, not memory, are what these are about: under sanitizers they would take all the time there is.
+# Numbers, not memory, are what these are about: under sanitizers they would take all the time there is. A few of
+# their cases, label quick, stand for them there.
 HEAVY='^(cases|numerics|properties|kernels|example_minilm)$'
 
 part="$(($(git -C "$root" rev-list --count HEAD 2>/dev/null || echo 0) % PARTS))/$PARTS"
@@ -29,11 +30,11 @@ run_tests() { ctest --test-dir "$1" --output-on-failure --timeout $limit_s -j "$
 
 say "host tests under sanitizers"
 sanitized=0
-run_tests "$build/sanitize" -L host -E "$HEAVY" 2>&1 | tee "$logs/sanitize.log" || sanitized=1
+run_tests "$build/sanitize" -L 'host|quick' -E "$HEAVY" 2>&1 | tee "$logs/sanitize.log" || sanitized=1
 
 say "all tests (of the slow ones part $part)"
 status=0
-run_tests "$build" || status=$?
+run_tests "$build" -LE quick || status=$?
 if [ $sanitized != 0 ]; then
     say "failures of the run under sanitizers"
     sed -n '/tests passed/,$p' "$logs/sanitize.log"

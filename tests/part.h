@@ -9,15 +9,27 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-static inline bool part_has(int64_t index) {
+static inline void read_part(int *part, int *num_parts) {
     const char *text = getenv("ATTNLOOM_TEST_PART");
-    int part = 0, num_parts = 0;
-    if (!text || !*text) return true;
-    if (sscanf(text, "%d/%d", &part, &num_parts) != 2 || part < 0 || part >= num_parts) {
+    *part = 0;
+    *num_parts = 1;
+    if (!text || !*text) return;
+    if (sscanf(text, "%d/%d", part, num_parts) != 2 || *part < 0 || *part >= *num_parts) {
         fprintf(stderr, "ATTNLOOM_TEST_PART is '%s', not I/N with 0 <= I < N\n", text);
         exit(1);
     }
+}
+
+static inline bool part_has(int64_t index) {
+    int part, num_parts;
+    read_part(&part, &num_parts);
     return index % num_parts == part;
+}
+
+static inline int part_count(void) {
+    int part, num_parts;
+    read_part(&part, &num_parts);
+    return num_parts;
 }
 
 #endif

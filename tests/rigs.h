@@ -3,7 +3,8 @@
  * before it.
  *
  * The first argument of the program chooses: none runs on the host target, `gpu` (or --device N, or the
- * environment variable ATTNLOOM_TEST_DEVICE=N) on a GPU, `slow` the long list on the host.
+ * environment variable ATTNLOOM_TEST_DEVICE=N) on a GPU, `slow` the long list on the host, `quick` a short one
+ * for builds with sanitizers.
  */
 #ifndef LOOM_TEST_RIGS_H
 #define LOOM_TEST_RIGS_H
@@ -21,7 +22,8 @@ enum { RIGS_SKIP = 77, RIGS_MAX_PLANS = 32 };
 static struct rigs {
     loom_context *context;
     int32_t device;
-    bool slow;
+    bool slow, quick;
+    int64_t num_cases, first_case, num_run; /* of slow tests: seen, seen before this test, run in this test */
     int num_plans;
     struct {
         char *problem;
@@ -40,6 +42,7 @@ static inline int rigs_start(int argc, char **argv) {
         if (!strcmp(argv[i], "gpu") && !ordinal) ordinal = "0";
         if (!strcmp(argv[i], "--device") && i + 1 < argc) ordinal = argv[++i];
         rigs.slow = rigs.slow || !strcmp(argv[i], "slow");
+        rigs.quick = rigs.quick || !strcmp(argv[i], "quick");
     }
     if (loom_context_create(NULL, &rigs.context, &error)) {
         fprintf(stderr, "%s: %s\n", error.field, error.text);
@@ -167,12 +170,31 @@ static inline void check_rig(loom__rig *rig, const char *problem) {
     fail_rig(problem, &options, "a second run gave other bits");
 }
 
+/* A case; of a slow test only if it is in the part of this run. */
 static inline void check(const char *problem, const loom__rig_options *options) {
-    static int64_t num_cases;
-    if (rigs.slow && !part_has(num_cases++)) return;
+    if (rigs.slow && !part_has(rigs.num_cases++)) return;
     loom__rig *rig = rig_of(problem, options);
     check_rig(rig, problem);
     loom__rig_destroy(rig);
+    rigs.num_run++;
 }
+
+/* Around each slow test: says how much of it was run, and fails it if that is nothing although there is a case
+ * for every part. */
+static inline int begin_part(void **state) {
+    (void)state;
+    rigs.first_case = rigs.num_cases;
+    rigs.num_run = 0;
+    return 0;
+}
+
+static inline int end_part(void **state) {
+    (void)state;
+    int64_t num_cases = rigs.num_cases - rigs.first_case;
+    printf("ran %lld of %lld cases\n", (long long)rigs.num_run, (long long)num_cases);
+    return rigs.num_run == 0 && num_cases >= part_count() ? -1 : 0;
+}
+
+#define slow_test(f) cmocka_unit_test_setup_teardown(f, begin_part, end_part)
 
 #endif

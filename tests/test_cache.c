@@ -267,7 +267,7 @@ static void test_race(void **state) {
     int failures = 0;
     for (int i = 0; i < PROCESSES; i++) failures += status_of(children[i]) != 0;
     const char *log = rig_log_stop();
-    assert_string_equal(log, "");
+    assert_int_equal(rig_count(log, "attnloom: "), rig_count(log, "attnloom: compile problem=")); /* no warning */
     assert_int_equal(failures, 0);
     assert_int_equal(count_names(rig_path("cache"), ""), 3);
     assert_true(weave(NULL));

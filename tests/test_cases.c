@@ -2,7 +2,7 @@
  * need no reference. The names are those of the project's list of cases; sizes that would take seconds on a
  * CPU are smaller there.
  *
- * ctest: gpu
+ * ctest: gpu quick
  */
 #define _POSIX_C_SOURCE 200809L
 #include <math.h>
@@ -989,7 +989,17 @@ int main(int argc, char **argv) {
         cmocka_unit_test(i5_unseen_keys_change_nothing),
         cmocka_unit_test(rows_stand_alone),
     };
-    status = cmocka_run_group_tests(tests, NULL, NULL);
+    const struct CMUnitTest quick_tests[] = {
+        cmocka_unit_test(w02_one_key_and_many_queries),
+        cmocka_unit_test(w38_k_and_v_are_one_tensor),
+        cmocka_unit_test(o07_dout_of_any_stride),
+        cmocka_unit_test(o10_unaligned_rows),
+        cmocka_unit_test(d03_poisoned_workspace),
+        cmocka_unit_test(e03_empty_dimensions),
+        cmocka_unit_test(e05_refusals_name_field_value_and_rule),
+    };
+    status = rigs.quick ? cmocka_run_group_tests(quick_tests, NULL, NULL)
+                        : cmocka_run_group_tests(tests, NULL, NULL);
     rigs_stop();
     return status;
 }

@@ -3,7 +3,7 @@
  *
  * ctest: gpu
  *
- * Golden files lie in tests/golden; ATTNLOOM_UPDATE_GOLDEN=1 writes them anew. */
+ * Golden files lie in tests/golden; `test_cli --update`, run in the source folder, writes them anew. */
 #define _XOPEN_SOURCE 700
 #include <ftw.h>
 #include <math.h>
@@ -29,6 +29,7 @@
 enum { MAX_ARGUMENTS = 40, MAX_PATH = 512 };
 
 static char folder[MAX_PATH - 64]; /* of this program: cache, files */
+static bool update;                /* write the golden files */
 
 /* -- Running the program -------------------------------------------------------------------------------- */
 
@@ -156,14 +157,22 @@ static void wrong_usage_is_said(void **state) {
          4,
          "--pass: 'sideways': it takes one of forward|backward"},
         {{"attnloom", "emit", "bf16 d=64", "--standalone=1"}, 4, "--standalone: it takes no value"},
-        {{"attnloom", "why", "bf16 d=64", "--shape", "batch=x"},
-         5,
-         "--shape: 'batch=x': 'batch=x' is not batch=B"},
+        {{"attnloom", "why", "bf16 d=64", "--shape", "batch=x"}, 5, "--shape: 'batch=x' is not batch=B"},
         {{"attnloom", "why", "bf16 d=64", "--shape", "seq=3:"}, 5, "'seq=3:' is not batch=B"},
         {{"attnloom", "run", "bf16 d=64", "--device", "gpu"},
          5,
          "--device: 'gpu': it takes the number of a CUDA device or 'host'"},
-        {{"attnloom", "run", "bf16 d=64", "--scale", "nan"}, 5, "--scale: 'nan': it takes a finite number"},
+        {{"attnloom", "why", "bf16 d=64", "--shape", "seq=9 heads=3:2"},
+         5,
+         "--shape: 'heads=3:2': heads of q must be a multiple"},
+        {{"attnloom", "why", "bf16 d=64", "--shape", "heads=5:0"}, 5, "'heads=5:0': heads of q"},
+        {{"attnloom", "run", "bf16 d=64", "--scale", "nan"},
+         5,
+         "--scale: 'nan': it takes a number that is finite and above 0 as a float"},
+        {{"attnloom", "run", "bf16 d=64", "--scale", "0"}, 5, "--scale: '0': it takes a number"},
+        {{"attnloom", "run", "bf16 d=64", "--scale", "-1"}, 5, "--scale: '-1': it takes a number"},
+        {{"attnloom", "run", "bf16 d=64", "--scale", "1e-50"}, 5, "--scale: '1e-50': it takes a number"},
+        {{"attnloom", "run", "bf16 d=64", "--scale", "1e50"}, 5, "--scale: '1e50': it takes a number"},
         {{"attnloom", "run", "bf16 d=64"}, 3, "run: needs --q, --k and --v"},
         {{"attnloom", "bench"}, 2, "give either PROBLEM or --grid paper"},
         {{"attnloom", "bench", "--hdim", "64,,128"}, 4, "--hdim: '64,,128': it takes at most"},
@@ -183,10 +192,12 @@ static void wrong_usage_is_said(void **state) {
 static void problem_errors_are_printed(void **state) {
     (void)state;
     outcome got = expect(RUN("emit", "bf16 d=64 mask={k <= qq}"), 1);
-    expect_text(got.err, "attnloom: problem.mask: ");
-    expect_text(got.err, "qq");
+    expect_text(got.err, "attnloom: problem.mask: \"qq\" is neither declared");
     expect_text(got.err, "^");
     assert_string_equal(got.out, "");
+    got = expect(RUN("emit", "bf16 d=6 mask={k <= qq}"), 1);
+    expect_text(got.err, "attnloom: problem.d: head dim 6: ");
+    expect_text(got.err, "\nproblem.mask: \"qq\" is");
     got = expect(RUN("emit", "fp32 d=64", "--target", "mma"), 1);
     expect_text(got.err, "attnloom: problem.dtype: ");
     got = expect(RUN("emit", "bf16 d=64 causal", "--pass", "backward"), 1);
@@ -243,7 +254,6 @@ static outcome emit_golden(size_t i) {
 
 static void emitted_text_is_golden(void **state) {
     (void)state;
-    bool update = getenv("ATTNLOOM_UPDATE_GOLDEN") && *getenv("ATTNLOOM_UPDATE_GOLDEN");
     for (size_t i = 0; i < sizeof GOLDENS / sizeof GOLDENS[0]; i++) {
         char path[MAX_PATH];
         snprintf(path, sizeof path, "tests/golden/%s", GOLDENS[i].file);
@@ -255,11 +265,11 @@ static void emitted_text_is_golden(void **state) {
             assert_int_equal(fclose(file), 0);
         }
         char *wanted = read_file(path);
-        if (!wanted) fail_msg("%s is missing; ATTNLOOM_UPDATE_GOLDEN=1 writes it", path);
+        if (!wanted) fail_msg("%s is missing; test_cli --update writes it", path);
         if (strcmp(wanted, got.out) != 0) {
             size_t at = 0, line = 1;
             for (; wanted[at] == got.out[at]; at++) line += wanted[at] == '\n';
-            fail_msg("%s: line %zu differs; ATTNLOOM_UPDATE_GOLDEN=1 takes the new text", path, line);
+            fail_msg("%s: line %zu differs; test_cli --update takes the new text", path, line);
         }
     }
 }
@@ -295,6 +305,16 @@ static void why_tells_tiles(void **state) {
     expect_text(got.out, "visited 72 (full 56, partial 16), skipped 56");
     got = expect(RUN("why", "bf16 d=64 causal backward", "--pass", "backward", "--arch", "sm_86"), 0);
     expect_text(got.out, "sm_86");
+    expect_text(got.out, "\nbackward: ");
+    assert_null(strstr(got.out, "\nforward: "));
+    got = expect(RUN("why", "bf16 d=64 causal backward"), 0);
+    expect_text(got.out, "\nforward: ");
+    assert_null(strstr(got.out, "\nbackward: "));
+    got = expect(RUN("why", "bf16 d=64 causal", "--pass", "backward"), 1);
+    expect_text(got.err, "attnloom: pass: the problem has no backward pass");
+    got = expect(RUN("why", "bf16 d=64 mask={k <= q + w} params={w: i32}"), 0);
+    expect_text(got.out, "the mask reads params, whose values are not known here");
+    assert_null(strstr(expect(RUN("why", "bf16 d=64 causal"), 0).out, "not known"));
     got = expect(RUN("why", "bf16 d=64", "--schedule", "tile=1x1"), 1);
     expect_text(got.err, "attnloom: schedule: ");
 }
@@ -471,6 +491,7 @@ static void run_refuses_wrong_files(void **state) {
     (void)state;
     char wrong[MAX_PATH];
     int64_t dims[] = {BATCH, SEQ_K, HEADS_KV, DIM / 2}, flat[] = {ITEMS_K};
+    int32_t wholes[ITEMS_K] = {0};
     make_inputs();
     path_in(wrong, "wrong.npy");
     write_array(wrong, LOOM__NPY_F4, 4, dims, data_k);
@@ -478,6 +499,13 @@ static void run_refuses_wrong_files(void **state) {
         expect(RUN("run", "fp32 d=8", "--q", path_q, "--k", wrong, "--v", path_v, "--o", path_o), 1);
     expect_text(got.err, "attnloom: --k: dimension 3 of ");
     expect_text(got.err, "is 4, but d is 8; wanted is [batch, seq_k, heads_kv, d]");
+    got = expect(RUN("run", "bf16 d=8", "--q", path_q, "--k", wrong, "--v", path_v, "--o", path_o), 1);
+    assert_null(strstr(got.err, "converted"));
+    write_array(wrong, LOOM__NPY_I4, 4, DIMS_K, wholes);
+    got = expect(RUN("run", "bf16 d=8", "--q", path_q, "--k", wrong, "--v", path_v, "--o", path_o), 1);
+    expect_text(got.err, "attnloom: --k: ");
+    expect_text(got.err, "wrong.npy holds i4; wanted is f2, f4 or f8");
+    assert_null(strstr(got.err, "converted"));
     write_array(wrong, LOOM__NPY_F4, 1, flat, data_k);
     got = expect(RUN("run", "fp32 d=8", "--q", path_q, "--k", wrong, "--v", path_v, "--o", path_o), 1);
     expect_text(got.err, "has 1 dimensions; wanted are 4");
@@ -592,7 +620,7 @@ static void npy_numbers_convert(void **state) {
     expect_text(error.text, "item 0 is -1, which u8 does not hold");
 }
 
-/* -- Compile and cache ---------------------------------------------------------------------------------- */
+/* -- Compile -------------------------------------------------------------------------------------------- */
 
 static bool has_nvrtc(void) {
     loom_context *context = NULL;
@@ -618,6 +646,56 @@ static void compile_needs_no_gpu(void **state) {
     expect_text(got.err, "sm_7");
 }
 
+static bool is_elf(const char *path) {
+    const char *bytes = read_file(path);
+    return bytes && strncmp(bytes, "\177ELF", 4) == 0;
+}
+
+static void compile_writes_files(void **state) {
+    (void)state;
+    char path[MAX_PATH], said[MAX_PATH + 32], file[MAX_PATH + 32];
+    char *problem = "fp32 d=8 causal backward";
+    path_in(path, "forward.so");
+    outcome got = expect(RUN("compile", problem, "--target", "host", "-o", path), 0);
+    snprintf(said, sizeof said, " file %s\n", path);
+    expect_text(got.out, said);
+    assert_true(is_elf(path));
+    path_in(path, "backward.so");
+    got = expect(RUN("compile", problem, "--target", "host", "--pass", "backward", "-o", path), 0);
+    assert_null(read_file(path));
+    static const char *const NAMES[] = {"backward_delta", "backward_dkv", "backward_dq"};
+    for (size_t i = 0; i < sizeof NAMES / sizeof NAMES[0]; i++) {
+        snprintf(file, sizeof file, "%s.%s", path, NAMES[i]);
+        snprintf(said, sizeof said, " file %s.%s\n", path, NAMES[i]);
+        expect_text(got.out, said);
+        assert_true(is_elf(file));
+    }
+    path_in(path, "no/such/folder.so");
+    got = expect(RUN("compile", problem, "--target", "host", "-o", path), 1);
+    expect_text(got.err, "cannot be written");
+}
+
+/* -- Check ---------------------------------------------------------------------------------------------- */
+
+static void check_needs_something_finite(void **state) {
+    (void)state;
+    char *shape = "batch=1 heads=2:1 seq=9:5";
+    outcome got = expect(RUN("check", "fp32 d=8 causal", "--device", "host", "--shape", shape), 0);
+    expect_text(got.out, " fine, 10 of 18 elements finite\n"); // rows 0 to 3 see nothing: lse is -inf there
+    got = expect(RUN("check", "fp32 d=8 mask={q < -99}", "--device", "host", "--shape", shape), 0);
+    expect_text(got.out, " fine, 0 of 18 elements finite\n");
+    got = expect(RUN("cache", "list"), 0);
+    assert_null(strstr(got.out, "certificate wrong"));
+    got = expect(RUN("check", "fp32 d=8 score={log(-1.0 - s * s)}", "--device", "host", "--shape", shape), 1);
+    expect_text(got.out, " WRONG, 0 of 144 elements finite\n");
+    expect_text(got.err, "to repeat this:");
+    got = expect(RUN("cache", "list"), 0);
+    expect_text(got.out, "certificate wrong");
+    expect(RUN("check", "fp32 d=8", "--device", "host", "--shape", "batch=1 heads=1 seq=0"), 0);
+}
+
+/* -- Cache ---------------------------------------------------------------------------------------------- */
+
 static void empty_cache(void) { expect(RUN("cache", "clear"), 0); }
 
 static void cache_lists_and_clears(void **state) {
@@ -627,9 +705,9 @@ static void cache_lists_and_clears(void **state) {
     assert_string_equal(got.out, "");
     expect(RUN("compile", "fp32 d=8 causal", "--target", "host"), 0);
     got = expect(RUN("cache", "list"), 0);
-    expect_text(got.out, "fp32 d=8 mask={k <= q} target host ");
+    expect_text(got.out, "problem \"fp32 d=8 mask={k <= q}\" target host ");
     expect_text(got.out, "kernel forward");
-    expect_text(got.out, "certificate no");
+    expect_text(got.out, "certificate none ");
     got = expect(RUN("cache", "verify"), 0);
     expect_text(got.out, " sound\n");
     got = expect(RUN("cache", "clear"), 0);
@@ -774,6 +852,8 @@ int main(int argc, char **argv) {
         cmocka_unit_test(run_takes_params),
         cmocka_unit_test(run_refuses_wrong_files),
         cmocka_unit_test(compile_needs_no_gpu),
+        cmocka_unit_test(compile_writes_files),
+        cmocka_unit_test(check_needs_something_finite),
         cmocka_unit_test(cache_lists_and_clears),
         cmocka_unit_test(cache_finds_damage),
         cmocka_unit_test(clear_spares_other_files),
@@ -788,12 +868,16 @@ int main(int argc, char **argv) {
     if (!mkdtemp(folder)) return 1;
     path_in(cache, "cache");
     setenv("LOOM_CACHE_DIR", cache, 1);
+    const struct CMUnitTest goldens[] = {cmocka_unit_test(emitted_text_is_golden)};
     int failed = 77;
+    update = argc > 1 && strcmp(argv[1], "--update") == 0;
     if (argc > 1 && strcmp(argv[1], "gpu") == 0) {
         if (has_gpu())
             failed = cmocka_run_group_tests_name("cli gpu", gpu, NULL, NULL);
         else
             printf("skipped: no GPU\n");
+    } else if (update) {
+        failed = cmocka_run_group_tests_name("goldens", goldens, NULL, NULL);
     } else {
         failed = cmocka_run_group_tests_name("cli", host, NULL, NULL);
     }

@@ -2,6 +2,8 @@
  * with the interface of NVRTC stands in for it, but for the last test. */
 #include "runtime_rig.h"
 
+#include <math.h>
+
 #include <signal.h>
 
 #include "cache.h"
@@ -333,6 +335,190 @@ static void test_real_nvrtc(void **state) {
     loom_context_destroy(context);
 }
 
+/* -- In the background ----------------------------------------------------------------------------------- */
+
+/* A C compiler that waits until the file `gate` is there. */
+static void gated_compiler(const char *then) {
+    char script[2000];
+    snprintf(script, sizeof script,
+             "#!/bin/sh\n[ \"$1\" = -v ] && exec cc -v\necho >> '%s'\n"
+             "while [ ! -e '%s' ]; do sleep 0.01; done\n%s\n",
+             rig_path("started"), rig_path("gate"), then);
+    rig_write(rig_path("gated"), script);
+    chmod(rig_path("gated"), 0700);
+    setenv("CC", rig_path("gated"), 1);
+}
+
+static loom_plan *async_plan(loom_context *context, const char *problem) {
+    loom_plan_desc desc = LOOM_PLAN_DESC_INIT;
+    loom_plan *plan = NULL;
+    loom_error error = LOOM_ERROR_INIT;
+    desc.problem = problem;
+    desc.device = LOOM_DEVICE_HOST;
+    desc.flags = LOOM_ASYNC;
+    assert_ok(error, loom_plan_create(context, &desc, &plan, &error));
+    return plan;
+}
+
+static void test_async(void **state) {
+    (void)state;
+    static rig_memory memory;
+    loom_error error = LOOM_ERROR_INIT;
+    gated_compiler("exec cc \"$@\"");
+    loom_context *context = rig_context(NULL);
+    loom_plan *plan = async_plan(context, "fp32 params");
+    /* What needs no kernel is there. */
+    assert_string_equal(loom_plan_text(plan, LOOM_TEXT_PROBLEM), "fp32 params");
+    assert_string_equal(loom_plan_text(plan, LOOM_TEXT_SCHEDULE), "tile=4");
+    assert_true(*loom_plan_text(plan, LOOM_TEXT_ARCH));
+    assert_int_equal(loom_plan_num_kernels(plan), 1);
+    assert_int_equal(loom_plan_param(plan, "n"), 1);
+    loom_args args = rig_args(&memory);
+    size_t bytes = 1;
+    assert_ok(error, loom_workspace_bytes(plan, LOOM_FORWARD, &args, &bytes, &error));
+    assert_int_equal(bytes, 0);
+    /* What needs one says so. */
+    loom_kernel kernel = LOOM_KERNEL_INIT;
+    assert_fails(error, LOOM_NOT_FOUND, "plan", "still compiling|loom_plan_wait", loom_forward(plan, &args, NULL, &error));
+    assert_fails(error, LOOM_NOT_FOUND, "plan", "still compiling", loom_plan_kernel(plan, 0, &kernel, &error));
+    assert_fails(error, LOOM_NOT_FOUND, "plan", "still compiling", loom_plan_certify(plan, "text", &error));
+    assert_fails(error, LOOM_NOT_FOUND, "plan", "still compiling", loom_plan_wait(plan, 0, &error));
+    double start = loom__now();
+    assert_fails(error, LOOM_NOT_FOUND, "plan", "still compiling", loom_plan_wait(plan, 0.05, &error));
+    assert_true(loom__now() - start >= 0.05);
+    assert_fails(error, LOOM_INVALID, "timeout_seconds", "-1", loom_plan_wait(plan, -1, &error));
+    assert_fails(error, LOOM_INVALID, "timeout_seconds", "nan", loom_plan_wait(plan, NAN, &error));
+    assert_fails(error, LOOM_INVALID, "plan", "NULL", loom_plan_wait(NULL, 1, &error));
+
+    /* Others go on meanwhile; who wants the same kernel waits for it and does not compile it again. */
+    char canonical[64];
+    assert_ok(error, loom_problem_canonical(context, "fp32", canonical, sizeof canonical, NULL, &error));
+    loom_plan *other = async_plan(context, "bf16 params"), *same = async_plan(context, "fp32 params");
+    rig_write(rig_path("gate"), "");
+    assert_ok(error, loom_plan_wait(plan, INFINITY, &error));
+    assert_ok(error, loom_plan_wait(same, 1e300, &error));
+    assert_ok(error, loom_plan_wait(other, 600, &error));
+    assert_ok(error, loom_plan_wait(other, 0, &error));
+    assert_int_equal(rig_kernel(plan, 0).cached + rig_kernel(same, 0).cached, 1);
+    struct stat facts;
+    assert_int_equal(stat(rig_path("started"), &facts), 0);
+    assert_int_equal(facts.st_size, 2); /* compiles */
+
+    loom_param params[3] = {{.scalar = 1}, {.scalar = 2}, {.data = &memory}};
+    args.params = params;
+    args.num_params = 3;
+    assert_ok(error, loom_forward(plan, &args, NULL, &error));
+    loom_plan_destroy(plan);
+    loom_plan_destroy(other);
+    loom_plan_destroy(same);
+    plan = rig_plan(context, "fp32 params");
+    assert_ok(error, loom_plan_wait(plan, 0, &error)); /* made without LOOM_ASYNC */
+    loom_plan_destroy(plan);
+    loom_context_destroy(context);
+}
+
+static void test_async_failure(void **state) {
+    (void)state;
+    loom_error error = LOOM_ERROR_INIT;
+    gated_compiler("echo 'error: no such thing' >&2; exit 1");
+    loom_context *context = rig_context(NULL);
+    loom_plan *plan = NULL;
+    loom_plan_desc desc = LOOM_PLAN_DESC_INIT;
+    desc.problem = "a refused";
+    desc.device = LOOM_DEVICE_HOST;
+    desc.flags = LOOM_ASYNC;
+    assert_fails(error, LOOM_INVALID, "problem.words", "refused", loom_plan_create(context, &desc, &plan, &error));
+    assert_null(plan);
+
+    plan = async_plan(context, "fp32");
+    rig_write(rig_path("gate"), "");
+    assert_fails(error, LOOM_COMPILE, "kernel", "no such thing", loom_plan_wait(plan, 600, &error));
+    assert_fails(error, LOOM_COMPILE, "kernel", "no such thing", loom_plan_wait(plan, 0, &error));
+    static rig_memory memory;
+    loom_args args = rig_args(&memory);
+    loom_kernel kernel = LOOM_KERNEL_INIT;
+    assert_fails(error, LOOM_COMPILE, "kernel", "no such thing", loom_forward(plan, &args, NULL, &error));
+    assert_fails(error, LOOM_COMPILE, "kernel", "no such thing", loom_plan_kernel(plan, 0, &kernel, &error));
+    assert_int_equal(loom_plan_wait(plan, 0, NULL), LOOM_COMPILE);
+    assert_string_equal(loom_plan_text(plan, LOOM_TEXT_PROBLEM), "fp32");
+    loom_plan_destroy(plan);
+
+    desc.problem = "bf16";
+    desc.flags = LOOM_ASYNC | LOOM_NO_COMPILE;
+    assert_ok(error, loom_plan_create(context, &desc, &plan, &error));
+    assert_fails(error, LOOM_NOT_FOUND, "desc.flags", "LOOM_NO_COMPILE", loom_plan_wait(plan, 600, &error));
+    loom_plan_destroy(plan);
+    loom_context_destroy(context);
+}
+
+static void *open_gate(void *path) {
+    usleep(100000);
+    rig_write(path, "");
+    return NULL;
+}
+
+/* Destroying waits for the compile and leaves a complete entry. */
+static void test_async_destroy(void **state) {
+    (void)state;
+    gated_compiler("exec cc \"$@\"");
+    loom_context *context = rig_context(NULL);
+    loom_plan *plan = async_plan(context, "fp32");
+    pthread_t thread;
+    char gate[600];
+    strcpy(gate, rig_path("gate"));
+    assert_int_equal(pthread_create(&thread, NULL, open_gate, gate), 0);
+    loom_plan_destroy(plan);
+    pthread_join(thread, NULL);
+    loom_plan_destroy(async_plan(context, "fp32")); /* at once */
+    plan = rig_plan(context, "fp32");
+    assert_int_equal(rig_kernel(plan, 0).cached, 1);
+    loom_plan_destroy(plan);
+    loom_context_destroy(context);
+}
+
+/* The stand-in for NVRTC too. */
+static void test_async_cuda(void **state) {
+    (void)state;
+    loom_error error = LOOM_ERROR_INIT;
+    setenv("LOOM_NVRTC_DIR", rig_nvrtc(), 1);
+    loom_context *context = rig_context(NULL);
+    loom_plan_desc desc = LOOM_PLAN_DESC_INIT;
+    loom_plan *plan = NULL;
+    desc.problem = "bf16 backward aligned";
+    desc.device = LOOM_DEVICE_NONE;
+    desc.arch = "sm_90";
+    desc.flags = LOOM_ASYNC;
+    assert_ok(error, loom_plan_create(context, &desc, &plan, &error));
+    assert_ok(error, loom_plan_wait(plan, 600, &error));
+    assert_true(rig_kernel(plan, 0).binary_bytes > 0);
+    loom_plan_destroy(plan);
+    loom_context_destroy(context);
+}
+
+/* -- The first long compile ------------------------------------------------------------------------------ */
+
+static void test_report(void **state) {
+    (void)state;
+    gated_compiler("sleep 0.6; exec cc \"$@\"");
+    rig_write(rig_path("gate"), "");
+    loom_context *context = rig_context(NULL);
+    rig_log_start();
+    loom_plan *first = rig_plan(context, "fp32"), *second = rig_plan(context, "bf16");
+    const char *log = rig_log_stop();
+    rig_expect(log, "attnloom: compile problem=\"fp32\" kernels=1 seconds=");
+    assert_int_equal(rig_count(log, "attnloom: "), 1);
+    loom_plan_destroy(first);
+    loom_plan_destroy(second);
+    loom_context_destroy(context);
+
+    setenv("LOOM_LOG", "0", 1);
+    context = rig_context(NULL);
+    rig_log_start();
+    loom_plan_destroy(rig_plan(context, "fp32 backward"));
+    assert_string_equal(rig_log_stop(), "");
+    loom_context_destroy(context);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_given_folder, rig_setup, rig_teardown),
@@ -347,6 +533,11 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_ignored_children, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_no_path, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_real_nvrtc, rig_setup, rig_teardown),
+        cmocka_unit_test_setup_teardown(test_async, rig_setup, rig_teardown),
+        cmocka_unit_test_setup_teardown(test_async_failure, rig_setup, rig_teardown),
+        cmocka_unit_test_setup_teardown(test_async_destroy, rig_setup, rig_teardown),
+        cmocka_unit_test_setup_teardown(test_async_cuda, rig_setup, rig_teardown),
+        cmocka_unit_test_setup_teardown(test_report, rig_setup, rig_teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -21,8 +21,6 @@ typedef struct launched {
 static struct fake {
     launched launches[64];
     int num_launches;
-    loom__cuda_handle stack[8];
-    int depth;
     int modules, retained;
     int attributes[64]; /* set on functions, in order: attribute, value */
     int num_attributes;
@@ -30,6 +28,13 @@ static struct fake {
     int failing_load;
     bool quiet; /* launches are not recorded */
 } fake;
+
+/* Contexts that are current belong to a thread; all else above is under the lock where threads load kernels. */
+static _Thread_local struct {
+    loom__cuda_handle stack[8];
+    int depth;
+} current;
+static pthread_mutex_t fake_lock = PTHREAD_MUTEX_INITIALIZER;
 
 /* Handles of functions: their names. */
 static char symbols[64][64];
@@ -61,28 +66,34 @@ static int f_retain(loom__cuda_handle *context, int device) {
     return 0;
 }
 static int f_release(int device) { return fake.retained--, device < 100; }
-static int f_push(loom__cuda_handle context) { return fake.stack[fake.depth++] = context, 0; }
-static int f_pop(loom__cuda_handle *context) { return *context = fake.stack[--fake.depth], 0; }
+static int f_push(loom__cuda_handle context) { return current.stack[current.depth++] = context, 0; }
+static int f_pop(loom__cuda_handle *context) { return *context = current.stack[--current.depth], 0; }
 static int f_current(loom__cuda_handle *context) {
-    return *context = fake.depth ? fake.stack[fake.depth - 1] : NULL, 0;
+    return *context = current.depth ? current.stack[current.depth - 1] : NULL, 0;
 }
 static int f_load(loom__cuda_handle *module, const void *image) {
-    if (fake.failing_load && fake.failing_load--) return 200;
-    fake.modules++;
+    pthread_mutex_lock(&fake_lock);
+    bool failing = fake.failing_load && fake.failing_load--;
+    if (!failing) fake.modules++;
+    pthread_mutex_unlock(&fake_lock);
     *module = (loom__cuda_handle)(uintptr_t)image;
-    return 0;
+    return failing ? 200 : 0;
 }
 static int f_unload(loom__cuda_handle module) { return fake.modules--, module == NULL; }
 static int f_function(loom__cuda_handle *function, loom__cuda_handle module, const char *name) {
     assert_non_null(strstr((const char *)module, name)); /* the stand-in's binary is its source */
+    pthread_mutex_lock(&fake_lock);
     strcpy(symbols[num_symbols % 64], name);
     *function = symbols[num_symbols++ % 64];
+    pthread_mutex_unlock(&fake_lock);
     return 0;
 }
 static int f_set(loom__cuda_handle function, int attribute, int value) {
     (void)function;
+    pthread_mutex_lock(&fake_lock);
     fake.attributes[fake.num_attributes++] = attribute;
     fake.attributes[fake.num_attributes++] = value;
+    pthread_mutex_unlock(&fake_lock);
     return 0;
 }
 static int f_launch(loom__cuda_handle function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
@@ -97,7 +108,7 @@ static int f_launch(loom__cuda_handle function, unsigned grid_x, unsigned grid_y
     l->threads = block_x;
     l->smem_bytes = smem_bytes;
     l->stream = stream;
-    l->context = fake.depth ? fake.stack[fake.depth - 1] : NULL;
+    l->context = current.depth ? current.stack[current.depth - 1] : NULL;
     memcpy(l->args, parameters[0], sizeof l->args);
     return 0;
 }
@@ -174,7 +185,7 @@ static void test_packing(void **state) {
     loom_args args = rig_args(&memory);
     args.params = params;
     args.num_params = 3;
-    args.q.stride[0] = -77;
+    args.q.stride[0] = 77;
     args.q_start = -3;
     args.scale = 0.5f;
     assert_ok(error, loom_forward(plan, &args, NULL, &error));
@@ -184,7 +195,7 @@ static void test_packing(void **state) {
     assert_int_equal(wide(o, 2), 4 * 8);
     assert_int_equal(wide(o, 3), 8);
     assert_ptr_equal((void *)(uintptr_t)wide(o, 4), memory.read);
-    assert_int_equal(wide(o, 5), -77);
+    assert_int_equal(wide(o, 5), 77);
     assert_ptr_equal((void *)(uintptr_t)wide(o, 8), ids);
     assert_int_equal(wide(o, 9), 11);
     static const int32_t NARROW[] = {2, 4, 2, 2, 10, 6, -3, 0};
@@ -283,6 +294,36 @@ static void test_checks(void **state) {
     b->args.k.stride[0] = 0, b->args.k.stride[1] = 0, b->args.lse.stride[3] = 9;
     assert_ok(error, loom_forward(b->plan, &b->args, NULL, &error)); /* broadcast where read */
     reset(b);
+
+    /* What strides span. */
+    REFUSED(b->args.q.stride[0] = (int64_t)1 << 61, loom_forward, LOOM_INVALID, "args.q.stride",
+            "q.stride[0] is 2305843009213693952 with 2 along batch: the last element|2^62 bytes");
+    REFUSED(b->args.k.stride[1] = INT64_MAX, loom_forward, LOOM_INVALID, "args.k.stride", "k.stride[1] is 9223372036854775807");
+    REFUSED((b->args.v.stride[0] = (int64_t)1 << 59, b->args.v.stride[2] = (int64_t)1 << 59), loom_forward,
+            LOOM_INVALID, "args.v.stride", "v.stride[2] is 576460752303423488|2^62 bytes");
+    REFUSED(b->args.q.stride[1] = -64, loom_forward, LOOM_INVALID, "args.q.stride",
+            "q.stride[1] is -64 with 10 along seq: strides may not be negative");
+    REFUSED(b->args.lse.stride[1] = INT64_MIN, loom_forward, LOOM_INVALID, "args.lse.stride", "negative");
+    REFUSED(b->params[2].stride[0] = (int64_t)1 << 60, loom_forward, LOOM_INVALID, "args.params",
+            "params[2] (ids): stride[0] is 1152921504606846976 with 6 along it|2^62 bytes");
+    REFUSED(b->params[2].stride[0] = -1, loom_forward, LOOM_INVALID, "args.params", "stride[0] is -1|negative");
+    /* o is [2, 10, 4, 8]. */
+    REFUSED(b->args.o.stride[1] = 8, loom_forward, LOOM_INVALID, "args.o.stride",
+            "o.stride[2] is 8|span 80 elements: the tensor is written, its elements must lie apart");
+    REFUSED(b->args.o.stride[1] = 31, loom_forward, LOOM_INVALID, "args.o.stride",
+            "o.stride[1] is 31, but the axes of smaller strides span 32 elements");
+    REFUSED(b->args.o.stride[0] = 319, loom_forward, LOOM_INVALID, "args.o.stride", "stride[0] is 319|span 320");
+    REFUSED(b->args.o.stride[2] = 7, loom_forward, LOOM_INVALID, "args.o.stride", "stride[2] is 7|span 8");
+    REFUSED(b->args.lse.stride[2] = 9, loom_forward, LOOM_INVALID, "args.lse.stride", "lse.stride[2] is 9|span 10");
+    REFUSED(b->args.dq.stride[2] = 15, loom_backward, LOOM_INVALID, "args.dq.stride", "dq.stride[2] is 15|span 16");
+    REFUSED(b->args.dv.stride[1] = 15, loom_backward, LOOM_INVALID, "args.dv.stride", "dv.stride[1] is 15|span 16");
+    /* Apart in any order: [batch, head, seq, dim], lse as [batch, seq, head], an axis of one. */
+    b->args.o = (loom_tensor){b->args.o.data, {320, 8, 80, 1}};
+    b->args.lse = (loom_tensor){b->args.lse.data, {40, 4, 1, 0}};
+    assert_ok(error, loom_forward(b->plan, &b->args, NULL, &error));
+    b->args.shape.batch = 1, b->args.o.stride[0] = -5, b->args.q.stride[0] = INT64_MAX;
+    assert_ok(error, loom_forward(b->plan, &b->args, NULL, &error));
+    reset(b);
     REFUSED(b->args.k.data = b->memory.read + 2, loom_forward, LOOM_INVALID, "args.k.data",
             "k.data is 0x|multiple of 4 bytes");
     REFUSED(b->args.lse.data = (char *)b->memory.lse + 1, loom_forward, LOOM_INVALID, "args.lse.data",
@@ -296,10 +337,10 @@ static void test_checks(void **state) {
             "shape.batch is -1, it must be 0 to 2147483647");
     REFUSED(b->args.shape.seq_k = -5, loom_forward, LOOM_INVALID, "args.shape", "shape.seq_k is -5");
     b->args.shape.seq_q = ((int64_t)1 << 30) + 1;
-    REFUSED((void)0, loom_forward, LOOM_INVALID, "args.shape",
-            "shape.seq_q is 1073741825, it must be 0 to 1073741824");
-    REFUSED(b->args.shape.batch = (int64_t)1 << 31, loom_forward, LOOM_INVALID, "args.shape",
-            "shape.batch is 2147483648");
+    REFUSED((void)0, loom_forward, LOOM_UNSUPPORTED, "args.shape",
+            "shape.seq_q is 1073741825, this library takes at most 1073741824");
+    REFUSED(b->args.shape.batch = (int64_t)1 << 31, loom_forward, LOOM_UNSUPPORTED, "args.shape",
+            "shape.batch is 2147483648|at most 2147483647");
 
     /* Numbers. */
     static const float SCALES[] = {-1.0f, NAN, INFINITY, -INFINITY};
@@ -362,9 +403,13 @@ static void test_checks(void **state) {
     b->args.shape = (loom_shape){INT32_MAX, INT32_MAX, INT32_MAX, 1 << 30, 1};
     assert_fails(error, LOOM_UNSUPPORTED, "args.shape", "workspace|larger than memory",
                  loom_workspace_bytes(b->plan, LOOM_BACKWARD, &b->args, &bytes, &error));
+    reset(b);
+    b->args.shape = (loom_shape){INT32_MAX, 2, 2, 4, 1};
+    b->args.o = loom_dense(b->memory.o, 4, 2, 8), b->args.lse.data = NULL;
     REFUSED((void)0, loom_forward, LOOM_UNSUPPORTED, "args.shape",
             "kernel forward needs a grid of batch 2147483647|at most 2147483647");
     b->args.shape = (loom_shape){65536, 32768, 32768, 4, 1}; /* 2^31 blocks */
+    b->args.o = loom_dense(b->memory.o, 4, 32768, 8), b->args.lse.data = NULL;
     REFUSED((void)0, loom_forward, LOOM_UNSUPPORTED, "args.shape", "kernel forward");
 
     loom_plan_destroy(b->plan);
@@ -412,7 +457,9 @@ static void test_descriptions(void **state) {
     BAD(desc.alignment = 12, LOOM_INVALID, "desc.alignment", "alignment is 12|power of two");
     BAD(desc.hint.seq_q = -1, LOOM_INVALID, "desc.hint", "negative");
     BAD(desc.device = LOOM_DEVICE_NONE, LOOM_INVALID, "desc.arch", "LOOM_DEVICE_NONE needs an arch");
-    BAD(desc.arch = "sm_80", LOOM_INVALID, "desc.arch", "arch is sm_80|device 0 (Test 100) is sm_90");
+    BAD(desc.arch = "sm_80", LOOM_INVALID, "desc.arch", "arch is sm_80|device is 0|leave arch NULL");
+    BAD(desc.arch = "sm_90", LOOM_INVALID, "desc.arch", "arch is sm_90|device is 0");
+    BAD((desc.arch = "host", desc.device = LOOM_DEVICE_HOST), LOOM_INVALID, "desc.arch", "device is -1");
     BAD(desc.target = "host", LOOM_INVALID, "desc.target", "LOOM_DEVICE_HOST");
     BAD((desc.target = "mma", desc.device = LOOM_DEVICE_HOST), LOOM_INVALID, "desc.target",
         "'mma' needs a GPU");
@@ -472,16 +519,16 @@ static void test_gpu(void **state) {
     loom_error error = LOOM_ERROR_INIT;
     assert_ok(error, gpu_plan(context, "bf16 backward", 1, 0, &plan, &error));
     assert_int_equal(fake.modules, 3);
-    assert_int_equal(fake.depth, 0);
+    assert_int_equal(current.depth, 0);
     assert_int_equal(fake.num_attributes, 0); /* 256 bytes of shared memory need none */
     reset(b);
     b->args.num_params = 0;
     void *stream = (void *)(uintptr_t)0x5;
 
     /* Another context is current: the plan's is pushed for the launch and popped. */
-    fake.stack[fake.depth++] = (void *)(uintptr_t)0x77;
+    current.stack[current.depth++] = (void *)(uintptr_t)0x77;
     assert_ok(error, loom_forward(plan, &b->args, stream, &error));
-    assert_int_equal(fake.depth, 1);
+    assert_int_equal(current.depth, 1);
     assert_int_equal(fake.num_launches, 1);
     launched *l = &fake.launches[0];
     assert_string_equal(l->symbol, "fake_forward");
@@ -513,10 +560,10 @@ static void test_gpu(void **state) {
     fake.failing_launch = 700;
     assert_fails(error, LOOM_DRIVER, "driver", "fake_forward: CUDA_ERROR_ILLEGAL_ADDRESS (700)",
                  loom_forward(plan, &b->args, stream, &error));
-    assert_int_equal(fake.depth, 1);
+    assert_int_equal(current.depth, 1);
     fake.failing_launch = 0;
     loom_plan_destroy(plan);
-    assert_int_equal(fake.depth, 1);
+    assert_int_equal(current.depth, 1);
     assert_int_equal(fake.modules, 0);
     loom_context_destroy(context);
     assert_int_equal(fake.retained, 0);
@@ -590,9 +637,9 @@ static void test_variants(void **state) {
     LAUNCHES("variant=aligned");
     b->args.shape.batch = 1, b->args.q.stride[0] = 7;
     LAUNCHES("variant=aligned");
-    b->args.q.stride[0] = -16;
+    b->args.q.stride[0] = 16;
     LAUNCHES("variant=aligned");
-    b->args.q.stride[0] = -7;
+    b->args.q.stride[0] = 7;
     LAUNCHES("variant=any");
 #undef LAUNCHES
     loom_plan_destroy(plan);
@@ -614,7 +661,7 @@ static void test_promise(void **state) {
     assert_fails(error, LOOM_INVALID, "args.v", "v has an address|multiple of 16 bytes|promised",
                  loom_forward(b->plan, &b->args, NULL, &error));
     reset(b), b->args.num_params = 0;
-    b->args.o.stride[2] = 9;
+    b->args.o.stride[0] = 321;
     assert_fails(error, LOOM_INVALID, "args.o", "o has an address",
                  loom_forward(b->plan, &b->args, NULL, &error));
     assert_int_equal(fake.num_launches, 1);
@@ -644,7 +691,7 @@ static void test_cached_does_not_load(void **state) {
     assert_int_equal(status, LOOM_DRIVER);
     rig_expect(error.text, "the driver does not take the kernel: CUDA_ERROR_INVALID_IMAGE");
     assert_int_equal(fake.modules, 0);
-    assert_int_equal(fake.depth, 0);
+    assert_int_equal(current.depth, 0);
     loom_context_destroy(context);
 }
 

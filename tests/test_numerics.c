@@ -1,7 +1,7 @@
 /* test_numerics.c - kernels against float64: dtypes, head dims, lengths, groups, masks, scores, params,
  * layouts.
  *
- * ctest: gpu slow
+ * ctest: gpu slow quick
  */
 #define _POSIX_C_SOURCE 200809L
 #include <math.h>
@@ -12,7 +12,6 @@
 
 #include <cmocka.h>
 
-#include "part.h"
 #include "rigs.h"
 
 #define COUNT(x) (sizeof(x) / sizeof *(x))
@@ -50,7 +49,6 @@ static void every_head_dim(void **state) {
     loom__rig_options options = options_of(2, 2, 1, 150, 131);
     for (int64_t i = 0; i < 96; i++) {
         int dtype = (int)(i % 3), d = (int)(i / 3 + 1) * 8, dv = dtype ? d : 264 - d;
-        if (!part_has(i)) continue;
         check(TEXT("%s d=%d:%d %s backward", dtype_of((size_t)dtype), d, dv, d % 16 ? "causal" : ""),
               &options);
     }
@@ -387,12 +385,18 @@ int main(int argc, char **argv) {
         cmocka_unit_test(nan_spoils_its_own_row),
     };
     const struct CMUnitTest slow_tests[] = {
-        cmocka_unit_test(every_head_dim),
-        cmocka_unit_test(lengths),
-        cmocka_unit_test(all_bodies_longer),
+        slow_test(every_head_dim),
+        slow_test(lengths),
+        slow_test(all_bodies_longer),
     };
-    status = rigs.slow ? cmocka_run_group_tests(slow_tests, NULL, NULL)
-                       : cmocka_run_group_tests(tests, NULL, NULL);
+    const struct CMUnitTest quick_tests[] = {
+        cmocka_unit_test(empty_batches_and_heads), cmocka_unit_test(groups),
+        cmocka_unit_test(layouts_give_equal_bits), cmocka_unit_test(params_may_be_broadcast),
+        cmocka_unit_test(unwanted_outputs),        cmocka_unit_test(nan_spoils_its_own_row),
+    };
+    status = rigs.slow    ? cmocka_run_group_tests(slow_tests, NULL, NULL)
+             : rigs.quick ? cmocka_run_group_tests(quick_tests, NULL, NULL)
+                          : cmocka_run_group_tests(tests, NULL, NULL);
     rigs_stop();
     return status;
 }

@@ -15,37 +15,27 @@ static const loom__cli_command COMMAND = {
     .operands = "list|verify|clear",
     .min_operands = 1,
     .max_operands = 1,
-    .text = "list prints one line an entry: problem, target, arch, kernel, bytes, and whether a "
-            "certificate is stored with it. verify reads every entry and compares it with its digest; "
-            "damaged ones are named and the exit status is 1 (they do no harm: the next use builds them "
-            "again). clear removes all entries, and nothing else in the folder.\n"
+    .text = "list prints one line an entry: the problem in quotes, target, arch, kernel, variant, bytes, the "
+            "result of its certificate (fine, wrong, or none: not checked yet) and its folder. verify reads "
+            "every entry and compares it with its digest; damaged ones are named and the exit status is 1 "
+            "(they do no harm: the next use builds them again). clear removes all entries, and nothing else "
+            "in the folder.\n"
             "The folder is LOOM_CACHE_DIR, see `attnloom info`.",
     .examples = "  attnloom cache list\n"
                 "  LOOM_CACHE_DIR=/tmp/kernels attnloom cache verify\n",
 };
-
-/* Value of a line "name value" of a key, as an arena text; "?" where there is none. */
-static const char *key_value(loom__arena *arena, const char *key, const char *name) {
-    size_t length = strlen(name);
-    for (const char *line = key; *line; line += strcspn(line, "\n"), line += *line == '\n') {
-        if (strncmp(line, name, length) != 0 || line[length] != ' ') continue;
-        const char *value = line + length + 1;
-        const char *copy = loom__arena_copy(arena, value, strcspn(value, "\n"));
-        return copy ? copy : "?";
-    }
-    return "?";
-}
 
 static void print_entry(const loom__cache_row *row, loom__arena *arena) {
     if (row->damage) {
         printf("%s damaged: %s\n", row->name, row->damage);
         return;
     }
-    printf("%s target %s arch %s kernel %s variant %s bytes %zu certificate %s entry %s\n",
-           key_value(arena, row->key, "problem"), key_value(arena, row->key, "target"),
-           key_value(arena, row->key, "arch"), key_value(arena, row->key, "kernel"),
-           key_value(arena, row->key, "variant"), row->entry.binary_bytes,
-           *row->entry.certificate ? "yes" : "no", row->name);
+    const char *outcome =
+        *row->entry.certificate ? loom__cli_key_value(arena, row->entry.certificate, "result") : "none";
+    printf("problem \"%s\" target %s arch %s kernel %s variant %s bytes %zu certificate %s entry %s\n",
+           loom__cli_key_value(arena, row->key, "problem"), loom__cli_key_value(arena, row->key, "target"),
+           loom__cli_key_value(arena, row->key, "arch"), loom__cli_key_value(arena, row->key, "kernel"),
+           loom__cli_key_value(arena, row->key, "variant"), row->entry.binary_bytes, outcome, row->name);
 }
 
 /* Bytes of the files in a folder; an entry has no folders inside. */

@@ -8,12 +8,12 @@
 #include "harness.h"
 #include "problem.h"
 
-enum { PASS_OF_PROBLEM = -1, CERTIFICATE_BYTES = 4096 };
+enum { PASS_OF_PROBLEM = -1, CERTIFICATE_BYTES = 4096, NUM_RUNS = 2 };
 
 typedef struct values {
     loom__cli_common common;
     const char *schedule_backward;
-    int64_t seed, runs;
+    int64_t seed;
     bool installed;
 } values;
 
@@ -23,7 +23,6 @@ static const loom__cli_option OPTIONS[] = {
     {"--shape", "TEXT", LOOM__CLI_SHAPE, offsetof(values, common.shape),
      "run-time numbers, batch=B heads=Q[:KV] seq=Q[:K] (default batch=2 heads=4:2 seq=257:321)"},
     {"--seed", "N", LOOM__CLI_WHOLE, offsetof(values, seed), "seed of the inputs (default 1)"},
-    {"--runs", "N", LOOM__CLI_WHOLE, offsetof(values, runs), "launches whose bits are compared (default 2)"},
     LOOM__CLI_ROW_TARGET,
     LOOM__CLI_ROW_DEVICE,
     {"--schedule", "TEXT", LOOM__CLI_TEXT, offsetof(values, common.schedule),
@@ -38,18 +37,20 @@ static const loom__cli_command COMMAND = {
     .name = "check",
     .operands = "[PROBLEM]",
     .max_operands = 1,
-    .text = "Runs the kernels of a problem on normal random numbers and compares O, LSE, dQ, dK and dV with "
-            "a float64 "
-            "reference that shares no code with the generator. The error of an output is the relative L2 "
-            "norm over its "
-            "elements (of LSE the largest difference); the limit is twice the error of plain attention in "
-            "the problem's data "
-            "type. Memory around the tensors and the workspace holds NaN and must be left alone. Two runs "
-            "must agree "
-            "bit for bit, except a backward on the GPU that is not deterministic.\n"
-            "What was found is stored as a certificate beside each kernel in the cache. The exit status is 1 "
-            "if anything "
-            "is off; a line that repeats the failure is printed then.",
+    .text =
+        "Runs the kernels of a problem on normal random numbers and compares O, LSE, dQ, dK and dV with "
+        "a float64 "
+        "reference that shares no code with the generator. The error of an output is the relative L2 "
+        "norm over its "
+        "elements (of LSE the largest difference); the limit is twice the error of plain attention in "
+        "the problem's data "
+        "type. Memory around the tensors and the workspace holds NaN and must be left alone. Two runs "
+        "must agree "
+        "bit for bit, except a backward on the GPU that is not deterministic. An output without one finite "
+        "element, which shows nothing, counts as wrong, unless no row sees a key.\n"
+        "What was found is stored as a certificate beside each kernel in the cache. The exit status is 1 "
+        "if anything "
+        "is off; a line that repeats the failure is printed then.",
     .examples = "  attnloom check \"bf16 d=128 causal backward\"\n"
                 "  attnloom check \"fp32 d=64 score={softcap(20)}\" --device host --shape \"batch=1 "
                 "heads=8:2 seq=77:300\"\n"
@@ -85,10 +86,13 @@ static const char *pass_name(loom_pass pass) { return pass == LOOM_BACKWARD ? "b
 static void report_verdicts(check *c, const char *layout, const loom__rig_report *report) {
     for (int i = 0; i < report->num_verdicts; i++) {
         const loom__rig_verdict *v = &report->verdicts[i];
-        char line[256];
-        snprintf(line, sizeof line, "%-4s %-6s error %.3e limit %.3e worst %.3e limit %.3e %s\n",
+        char line[256], finite[96] = "";
+        if (v->num_finite < v->num_elements)
+            snprintf(finite, sizeof finite, ", %lld of %lld elements finite", (long long)v->num_finite,
+                     (long long)v->num_elements);
+        snprintf(line, sizeof line, "%-4s %-6s error %.3e limit %.3e worst %.3e limit %.3e %s%s\n",
                  loom__rig_names[v->name], layout, v->error, v->limit, v->worst, v->worst_limit,
-                 v->fine ? "fine" : "WRONG");
+                 v->fine ? "fine" : "WRONG", finite);
         fputs(line, stdout);
         certify(c, "%s", line);
         if (!v->fine)
@@ -105,16 +109,15 @@ static loom_status compare_runs(check *c, loom__rig *rig, const char *layout, lo
         bool equal = true;
         bool must = pass == LOOM_FORWARD || rig->reference->deterministic || rig->on_host;
         uint64_t digest = loom__rig_digest(rig, pass);
-        for (int64_t run = 1; run < c->v->runs; run++) {
+        for (int run = 1; run < NUM_RUNS; run++) {
             LOOM_TRY(c->context, loom__rig_run(rig, pass, error));
             equal = equal && loom__rig_digest(rig, pass) == digest;
         }
-        if (c->v->runs < 2) continue;
         const char *outcome = equal  ? "equal"
                               : must ? "DIFFERENT"
                                      : "different, as a backward that is not deterministic may";
-        printf("bits of %lld %s runs %s: %s\n", (long long)c->v->runs, pass_name(pass), layout, outcome);
-        certify(c, "bits of %lld %s runs %s: %s\n", (long long)c->v->runs, pass_name(pass), layout, outcome);
+        printf("bits of %d %s runs %s: %s\n", NUM_RUNS, pass_name(pass), layout, outcome);
+        certify(c, "bits of %d %s runs %s: %s\n", NUM_RUNS, pass_name(pass), layout, outcome);
         c->fine = c->fine && (equal || !must);
     }
     return LOOM_OK;
@@ -215,24 +218,13 @@ typedef struct installed {
     const char *problem, *target, *arch, *schedule, *schedule_backward;
 } installed;
 
-/* Value of a line "name value" of a key, "" where there is none. */
-static const char *key_value(loom__arena *arena, const char *key, const char *name) {
-    size_t length = strlen(name);
-    for (const char *line = key; *line; line += strcspn(line, "\n"), line += *line == '\n') {
-        if (strncmp(line, name, length) != 0 || line[length] != ' ') continue;
-        const char *copy = loom__arena_copy(arena, line + length + 1, strcspn(line + length + 1, "\n"));
-        return copy ? copy : "";
-    }
-    return "";
-}
-
 /* One row per problem, target, arch and pair of schedules: forward and backward kernels are entries of their
  * own. */
 static void add_entry(installed *rows, int32_t *num_rows, const char *key, loom__arena *arena) {
-    installed row = {key_value(arena, key, "problem"), key_value(arena, key, "target"),
-                     key_value(arena, key, "arch"), NULL, NULL};
-    const char *schedule = key_value(arena, key, "schedule");
-    bool backward = strncmp(key_value(arena, key, "kernel"), "backward", 8) == 0;
+    installed row = {loom__cli_key_value(arena, key, "problem"), loom__cli_key_value(arena, key, "target"),
+                     loom__cli_key_value(arena, key, "arch"), NULL, NULL};
+    const char *schedule = loom__cli_key_value(arena, key, "schedule");
+    bool backward = strncmp(loom__cli_key_value(arena, key, "kernel"), "backward", 8) == 0;
     for (int32_t i = 0; i < *num_rows; i++) {
         if (strcmp(rows[i].problem, row.problem) || strcmp(rows[i].target, row.target) ||
             strcmp(rows[i].arch, row.arch))
@@ -279,7 +271,7 @@ static loom_status check_installed(const values *v, loom_context *context, bool 
 }
 
 int loom__cli_check(int argc, char **argv) {
-    values v = {.common = LOOM__CLI_COMMON_INIT, .seed = 1, .runs = 2};
+    values v = {.common = LOOM__CLI_COMMON_INIT, .seed = 1};
     const char *problem = NULL;
     loom_context *context = NULL;
     loom_error error = LOOM_ERROR_INIT;

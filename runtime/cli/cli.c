@@ -147,13 +147,21 @@ void loom__cli_say(const char *format, ...) {
 }
 
 int loom__cli_fail(const loom_error *error) {
-    size_t length = strlen(error->text), field = strlen(error->field);
+    size_t length = strlen(error->text);
     bool ended = length && error->text[length - 1] == '\n';
-    // Where a text has several errors each line names its own field.
-    bool named = strncmp(error->text, error->field, field) == 0 && error->text[field] == ':';
-    fprintf(stderr, "attnloom: %s%s%s%s", named ? "" : error->field, named ? "" : ": ", error->text,
-            ended ? "" : "\n");
+    fprintf(stderr, "attnloom: %s: %s%s", error->field, error->text, ended ? "" : "\n");
     return LOOM__CLI_FAILED;
+}
+
+const char *loom__cli_key_value(loom__arena *arena, const char *key, const char *name) {
+    size_t length = strlen(name);
+    for (const char *line = key; *line; line += strcspn(line, "\n"), line += *line == '\n') {
+        if (strncmp(line, name, length) != 0 || line[length] != ' ') continue;
+        const char *value = line + length + 1;
+        const char *copy = loom__arena_copy(arena, value, strcspn(value, "\n"));
+        return copy ? copy : "?";
+    }
+    return "?";
 }
 
 /* -- Progress ------------------------------------------------------------------------------------------- */

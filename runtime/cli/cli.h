@@ -20,7 +20,7 @@ typedef enum loom__cli_kind {
     LOOM__CLI_TEXT,    /* const char * */
     LOOM__CLI_TEXTS,   /* loom__cli_texts: may be given several times */
     LOOM__CLI_WHOLE,   /* int64_t, not negative */
-    LOOM__CLI_REAL,    /* double, finite */
+    LOOM__CLI_REAL,    /* double; finite and above 0 as a float, so that 0 can stand for "not given" */
     LOOM__CLI_WHOLES,  /* loom__cli_wholes: 64,128,256 */
     LOOM__CLI_CHOICE,  /* int32_t: index among the words of `value`, "a|b|c" */
     LOOM__CLI_CHOICES, /* uint32_t: bit per word, given as a,b */
@@ -143,6 +143,10 @@ void loom__cli_say(const char *format, ...) LOOM__PRINTF(1, 2);
 
 /* Prints `attnloom: FIELD: text` on stderr; returns LOOM__CLI_FAILED. */
 int loom__cli_fail(const loom_error *error);
+
+/* Value of a line "name value" of the key or certificate of a cache entry, in the arena; "?" where there is
+ * none. */
+const char *loom__cli_key_value(loom__arena *arena, const char *key, const char *name);
 
 /* -- Progress ------------------------------------------------------------------------------------------- */
 

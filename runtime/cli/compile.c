@@ -1,16 +1,24 @@
 /* compile.c - `attnloom compile`: problem to binaries, for any GPU without a GPU, kept in the cache. */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "cli.h"
 
 typedef struct values {
     loom__cli_common common;
+    const char *out;
 } values;
 
 static const loom__cli_option OPTIONS[] = {
-    LOOM__CLI_ROW_ARCH,     LOOM__CLI_ROW_TARGET,    LOOM__CLI_ROW_PASS,
-    LOOM__CLI_ROW_SCHEDULE, LOOM__CLI_ROW_ALIGNMENT,
+    LOOM__CLI_ROW_ARCH,
+    LOOM__CLI_ROW_TARGET,
+    LOOM__CLI_ROW_PASS,
+    {"-o", "FILE", LOOM__CLI_TEXT, offsetof(values, out),
+     "write the binary to FILE too; of several kernels each to FILE.KERNEL, or to FILE.KERNEL.VARIANT if "
+     "they are of several variants"},
+    LOOM__CLI_ROW_SCHEDULE,
+    LOOM__CLI_ROW_ALIGNMENT,
 };
 
 static const loom__cli_command COMMAND = {
@@ -21,44 +29,81 @@ static const loom__cli_command COMMAND = {
     .text = "Compiles the kernels of a problem to a cubin for the GPU architecture given (NVRTC is needed, "
             "a GPU is not), or with --target host to a shared object for this CPU, and keeps them in the "
             "cache. Prints one line a kernel with registers per thread, spill bytes (stored for want of "
-            "registers), shared memory, seconds, whether it came from the cache, and the folder of its entry. Backward kernels are "
-            "listed with --pass backward.",
-    .examples = "  attnloom compile \"bf16 d=128 causal\" --arch sm_80\n"
+            "registers), shared memory, seconds, whether it came from the cache, the folder of its entry, "
+            "and the file written with -o. Backward kernels are listed with --pass backward.",
+    .examples = "  attnloom compile \"bf16 d=128 causal\" --arch sm_80 -o forward.cubin\n"
                 "  attnloom compile \"fp16 d=64 causal backward\" --arch sm_75 --pass backward\n"
                 "  attnloom compile \"fp32 d=64 causal\" --target host\n",
     .options = OPTIONS,
     .num_options = sizeof OPTIONS / sizeof OPTIONS[0],
 };
 
-static void print_kernel(const loom_kernel *kernel) {
+static void print_kernel(const loom_kernel *kernel, const char *file) {
     printf("kernel %s variant %s", kernel->name, kernel->variant);
     if (kernel->registers >= 0)
         printf(" registers %d spill bytes %d", kernel->registers, kernel->spill_bytes);
-    printf(" shared bytes %d seconds %.3f cached %s entry %s\n", kernel->smem_bytes, kernel->compile_seconds,
+    printf(" shared bytes %d seconds %.3f cached %s entry %s", kernel->smem_bytes, kernel->compile_seconds,
            kernel->cached ? "yes" : "no", *kernel->entry ? kernel->entry : "-");
+    if (file) printf(" file %s", file);
+    printf("\n");
+}
+
+/* The kernels of a pass, and whether they are of several variants. */
+typedef struct kernels {
+    loom_kernel *list;
+    int32_t num;
+    bool variants;
+} kernels;
+
+static loom_status list_kernels(const loom_plan *plan, const char *pass, kernels *found, loom_error *error) {
+    int32_t num_kernels = loom_plan_num_kernels(plan);
+    *found = (kernels){.list = calloc((size_t)num_kernels + 1, sizeof *found->list)};
+    if (!found->list) return loom__fail_memory(error);
+    for (int32_t i = 0; i < num_kernels; i++) {
+        loom_kernel *kernel = &found->list[found->num];
+        *kernel = (loom_kernel)LOOM_KERNEL_INIT;
+        LOOM_TRY(NULL, loom_plan_kernel(plan, i, kernel, error));
+        if (strncmp(kernel->name, pass, strlen(pass)) != 0) continue;
+        found->variants = found->variants || strcmp(kernel->variant, found->list[0].variant) != 0;
+        found->num++;
+    }
+    if (found->num) return LOOM_OK;
+    return loom__fail(error, LOOM_NOT_FOUND, "pass", "the problem has no %s pass: it lacks the word '%s'",
+                      pass, pass);
+}
+
+/* Writes a kernel to the file of -o, under a name of its own where there are several, and prints it. */
+static loom_status put_kernel(const char *out, const kernels *all, const loom_kernel *kernel,
+                              loom_error *error) {
+    size_t capacity = out ? strlen(out) + strlen(kernel->name) + strlen(kernel->variant) + sizeof ".." : 1;
+    char *path = malloc(capacity);
+    loom_status status = LOOM_OK;
+    if (!path) return loom__fail_memory(error);
+    if (out) {
+        bool several = all->num > 1;
+        snprintf(path, capacity, "%s%s%s%s%s", out, several ? "." : "", several ? kernel->name : "",
+                 all->variants ? "." : "", all->variants ? kernel->variant : "");
+        status = loom__cli_write_file(path, kernel->binary, kernel->binary_bytes, error);
+    }
+    if (!status) print_kernel(kernel, out ? path : NULL);
+    free(path);
+    return status;
 }
 
 static loom_status compile(const values *v, loom_context *context, const char *problem, loom_error *error) {
     loom_plan_desc desc;
     loom_plan *plan = NULL;
-    int32_t num_printed = 0;
+    kernels found = {NULL, 0, false};
     loom__cli_plan_desc(&v->common, problem, &desc);
     bool host = desc.target && strcmp(desc.target, "host") == 0;
     desc.device = host ? LOOM_DEVICE_HOST : LOOM_DEVICE_NONE;
     if (!host && !desc.arch) desc.arch = "sm_90";
     LOOM_TRY(context, loom__cli_plan_create(context, &desc, &plan, error));
-    loom_status status = LOOM_OK;
-    const char *pass = v->common.pass == LOOM_BACKWARD ? "backward" : "forward";
-    for (int32_t i = 0; i < loom_plan_num_kernels(plan) && !status; i++) {
-        loom_kernel kernel = LOOM_KERNEL_INIT;
-        status = loom_plan_kernel(plan, i, &kernel, error);
-        if (status || strncmp(kernel.name, pass, strlen(pass)) != 0) continue;
-        print_kernel(&kernel);
-        num_printed++;
-    }
-    if (!status && !num_printed)
-        status = loom__fail(error, LOOM_NOT_FOUND, "pass",
-                            "the problem has no %s pass: it lacks the word '%s'", pass, pass);
+    loom_status status =
+        list_kernels(plan, v->common.pass == LOOM_BACKWARD ? "backward" : "forward", &found, error);
+    for (int32_t i = 0; i < found.num && !status; i++)
+        status = put_kernel(v->out, &found, &found.list[i], error);
+    free(found.list);
     loom_plan_destroy(plan);
     return status;
 }

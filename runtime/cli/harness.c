@@ -515,12 +515,36 @@ static bool differs(double got, double wanted) {
     return isnan(got) || isinf(got);
 }
 
+/* True if the mask leaves no row a key; scores do not count. */
+static bool no_row_sees(const loom__rig *rig) {
+    const loom_shape *shape = &rig->options.shape;
+    loom_args args;
+    loom__rig_host_args(rig, &args);
+    int64_t group = shape->heads_kv ? shape->heads_q / shape->heads_kv : 1;
+    int64_t q_start = args.q_start == LOOM_DEFAULT_START ? shape->seq_k - shape->seq_q : args.q_start;
+    int64_t k_start = args.k_start == LOOM_DEFAULT_START ? 0 : args.k_start;
+    loom__point at = {.shape = shape, .params = args.params};
+    if (!rig->reference->mask) return shape->seq_k == 0;
+    for (at.b = 0; at.b < shape->batch; at.b++) {
+        for (at.h = 0; at.h < shape->heads_q; at.h++) {
+            at.hkv = (int32_t)(at.h / group);
+            for (at.row = 0; at.row < shape->seq_q; at.row++) {
+                at.q = (int32_t)(q_start + at.row);
+                for (at.col = 0; at.col < shape->seq_k; at.col++) {
+                    at.k = (int32_t)(k_start + at.col);
+                    if (loom__expression_value(rig->reference->mask, LOOM__ROUNDED, &at).i) return false;
+                }
+            }
+        }
+    }
+    return true;
+}
+
 static void judge(const loom__rig *rig, loom__rig_name name, const double *exact, const double *plain,
                   loom__rig_verdict *verdict) {
     const loom__rig_tensor *t = &rig->tensors[name];
     bool is_lse = name == LOOM__RIG_LSE;
-    double square = 0, plain_square = 0, norm = 0, worst = 0, plain_worst = 0, largest = is_lse ? 1 : 0,
-           count = 0;
+    double square = 0, plain_square = 0, norm = 0, worst = 0, plain_worst = 0, largest = is_lse ? 1 : 0;
     bool same_kind = true;
     *verdict = (loom__rig_verdict){.name = name};
     for (int64_t b = 0; b < t->dims[0]; b++) {
@@ -531,8 +555,9 @@ static void judge(const loom__rig *rig, loom__rig_name name, const double *exact
                                            : ((b * t->dims[1] + i) * t->dims[2] + h) * t->dims[3] + x;
                     double got = loom__rig_get(rig, name, b, i, h, x), wanted = exact[dense];
                     bool other = differs(got, wanted);
+                    verdict->num_elements++;
                     double difference = other ? INFINITY : isfinite(wanted) ? fabs(got - wanted) : 0;
-                    if (difference > worst || (count == 0 && verdict->wanted == 0)) {
+                    if (difference > worst || (verdict->num_finite == 0 && verdict->wanted == 0)) {
                         worst = difference;
                         verdict->got = got;
                         verdict->wanted = wanted;
@@ -546,7 +571,7 @@ static void judge(const loom__rig *rig, loom__rig_name name, const double *exact
                     norm += wanted * wanted;
                     plain_worst = fmax(plain_worst, off);
                     largest = fmax(largest, fabs(wanted));
-                    count++;
+                    verdict->num_finite++;
                 }
             }
         }
@@ -554,6 +579,7 @@ static void judge(const loom__rig *rig, loom__rig_name name, const double *exact
     /* The small terms: float32 rounding of the whole, and for tensors of a few numbers some roundings of the
      * output. */
     double floor = rounding_floor(rig, name), unit = half_ulp(t->storage), tiny = 2e-6;
+    double count = (double)verdict->num_finite;
     double limit = 2 * sqrt(plain_square) + tiny * sqrt(norm) + 4 * unit * largest + floor * sqrt(count);
     double worst_limit = 4 * plain_worst + tiny * largest + 2 * unit * largest + 6 * floor;
     if (is_lse) {
@@ -565,7 +591,9 @@ static void judge(const loom__rig *rig, loom__rig_name name, const double *exact
     verdict->limit = is_lse ? limit : limit / by;
     verdict->worst = worst / by_largest;
     verdict->worst_limit = worst_limit / by_largest;
-    verdict->fine = same_kind && verdict->error <= verdict->limit && verdict->worst <= verdict->worst_limit;
+    bool compared = verdict->num_finite > 0 || verdict->num_elements == 0 || (is_lse && no_row_sees(rig));
+    verdict->fine =
+        same_kind && compared && verdict->error <= verdict->limit && verdict->worst <= verdict->worst_limit;
 }
 
 loom_status loom__rig_compare(loom__rig *rig, loom_pass pass, loom__rig_report *report, loom_error *error) {
@@ -597,6 +625,11 @@ void loom__rig_explain(const loom__rig_report *report, char *text, size_t capaci
     for (int i = 0; i < report->num_verdicts && used < capacity; i++) {
         const loom__rig_verdict *v = &report->verdicts[i];
         if (v->fine) continue;
+        if (v->num_elements && !v->num_finite) {
+            used += (size_t)snprintf(text + used, capacity - used, "%s: none of %lld elements is finite; ",
+                                     loom__rig_names[v->name], (long long)v->num_elements);
+            if (used >= capacity) break;
+        }
         used += (size_t)snprintf(
             text + used, capacity - used,
             "%s: error %.3g limit %.3g, worst %.3g limit %.3g at [%lld, %lld, %lld, %lld]: %.9g, not "

@@ -114,10 +114,12 @@ uint64_t loom__rig_digest(const loom__rig *rig, loom_pass pass);
 void loom__rig_host_args(const loom__rig *rig, loom_args *args);
 
 /* How far one output is from float64. Error is the relative L2 norm over all elements (lse: the largest
- * difference); its limit is twice the error of plain attention at the same dtype, plus a small term. */
+ * difference); its limit is twice the error of plain attention at the same dtype, plus a small term. An
+ * output without one finite element is not fine, except the lse of a launch in which no row sees a key. */
 typedef struct loom__rig_verdict {
     loom__rig_name name;
     bool fine;
+    int64_t num_elements, num_finite; /* finite on both sides: the others only have to be of the same kind */
     double error, limit;
     double worst, worst_limit; /* largest difference of one element, relative to the largest element */
     int64_t at[4];             /* where it is */

@@ -150,6 +150,11 @@ bool loom__cli_parse_shape(const char *text, loom_shape *shape, char *why, size_
             return false;
         }
     }
+    if (result.heads_kv ? result.heads_q % result.heads_kv != 0 : result.heads_q != 0) {
+        snprintf(why, capacity, "'heads=%lld:%lld': heads of q must be a multiple of heads of k and v",
+                 (long long)result.heads_q, (long long)result.heads_kv);
+        return false;
+    }
     *shape = result;
     return true;
 }
@@ -197,9 +202,10 @@ static bool set_value(const loom__cli_option *option, void *values, const char *
         return end && !*end;
     case LOOM__CLI_REAL: {
         char *stop = NULL;
-        snprintf(rule, capacity, "it takes a finite number");
+        snprintf(rule, capacity, "it takes a number that is finite and above 0 as a float");
         *(double *)member = strtod(text, &stop);
-        return stop != text && !*stop && isfinite(*(double *)member);
+        float narrow = (float)*(double *)member;
+        return stop != text && !*stop && isfinite(narrow) && narrow > 0;
     }
     case LOOM__CLI_WHOLES:
         snprintf(rule, capacity, "it takes at most %d whole numbers with commas, like 64,128",
@@ -297,7 +303,10 @@ int loom__cli_parse(const loom__cli_command *command, int argc, char **argv, voi
             return usage_hint(command);
         }
         if (!set_value(option, values, value, rule, sizeof rule)) {
-            loom__cli_say("%s: '%s': %s", option->name, value, rule);
+            if (option->kind == LOOM__CLI_SHAPE) // the rule quotes the word that is wrong
+                loom__cli_say("%s: %s", option->name, rule);
+            else
+                loom__cli_say("%s: '%s': %s", option->name, value, rule);
             return usage_hint(command);
         }
     }

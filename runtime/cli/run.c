@@ -147,11 +147,18 @@ static loom_status read_tensor(run *r, tensor_name t, loom_error *error) {
                 error, LOOM_INVALID, field, "dimension %d of %s is %lld, but %s is %lld; wanted is [%s]", i,
                 path, (long long)file->dims[i], SIZE_NAMES[TENSORS[t].dims[i]], (long long)*size, wanted);
     }
-    const char *held = loom__npy_type_name(file->type);
-    loom__storage storage = storage_of(r, t);
-    if (storage != LOOM__F32 || file->type != LOOM__NPY_F4)
-        loom__cli_say("%s: converted from %s to %s", path, held, storage_name(storage));
+    if (file->type != LOOM__NPY_F2 && file->type != LOOM__NPY_F4 && file->type != LOOM__NPY_F8)
+        return loom__fail(error, LOOM_INVALID, field, "%s holds %s; wanted is f2, f4 or f8", path,
+                          loom__npy_type_name(file->type));
     return LOOM_OK;
+}
+
+static void say_conversion(const run *r, tensor_name t) {
+    loom__npy_type type = r->inputs[t].type;
+    loom__storage storage = storage_of(r, t);
+    if (storage != LOOM__F32 || type != LOOM__NPY_F4)
+        loom__cli_say("%s: converted from %s to %s", path_of(r, t), loom__npy_type_name(type),
+                      storage_name(storage));
 }
 
 /* -- Launch --------------------------------------------------------------------------------------------- */
@@ -250,7 +257,10 @@ static loom_status read_inputs(run *r, loom_error *error) {
                                  .heads_kv = r->sizes[HEADS_KV],
                                  .seq_q = r->sizes[SEQ_Q],
                                  .seq_k = r->sizes[SEQ_K]};
-    return loom__cli_params_read(&r->params, r->facts, &r->args.shape, &r->options.params, error);
+    LOOM_TRY(NULL, loom__cli_params_read(&r->params, r->facts, &r->args.shape, &r->options.params, error));
+    for (tensor_name t = Q; t < NUM_INPUTS; t++)
+        if (path_of(r, t)) say_conversion(r, t);
+    return LOOM_OK;
 }
 
 static loom_status run_problem(run *r, loom_context *context, const char *problem, loom_error *error) {

@@ -99,16 +99,22 @@ static std::vector<unsigned short> random_tensor(size_t count) {
     return t;
 }
 
+static void require(cudaError_t error, const char *what) {
+    if (error == cudaSuccess) return;
+    fprintf(stderr, "%s: %s\n", what, cudaGetErrorString(error));
+    exit(2);
+}
+
 template <class T> static T *on_device(const std::vector<T> &values) {
     T *at = nullptr;
-    if (cudaMalloc((void **)&at, values.size() * sizeof(T)) != cudaSuccess) exit(2);
-    cudaMemcpy(at, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice);
+    require(cudaMalloc((void **)&at, values.size() * sizeof(T)), "cudaMalloc");
+    require(cudaMemcpy(at, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice), "cudaMemcpy");
     return at;
 }
 
 template <class T> static std::vector<T> on_host(const T *at, size_t count) {
     std::vector<T> values(count);
-    cudaMemcpy(values.data(), at, count * sizeof(T), cudaMemcpyDeviceToHost);
+    require(cudaMemcpy(values.data(), at, count * sizeof(T), cudaMemcpyDeviceToHost), "cudaMemcpy");
     return values;
 }
 
@@ -193,7 +199,8 @@ int main() {
 //@ if pass == "forward" then
     args.o = on_device(std::vector<unsigned short>(o.size(), 0xffff));
     args.lse = on_device(std::vector<float>(lse.size(), NAN));
-    if (attnloom_forward_launch(&args, 0) != cudaSuccess || cudaDeviceSynchronize() != cudaSuccess) return 2;
+    require(attnloom_forward_launch(&args, 0), "launch");
+    require(cudaDeviceSynchronize(), "kernel");
     const bool ok = report("O", on_host(args.o, o.size()), o);
     const std::vector<float> got = on_host(args.lse, lse.size());
     double worst = 0;
@@ -217,7 +224,8 @@ int main() {
 //@ for _, region in ipairs(list[1].workspace) do
     args.${region.name} = on_device(std::vector<float>(lse.size() * (${region.row_bytes} / 4), NAN));
 //@ end
-    if (attnloom_backward_launch(&args, 0) != cudaSuccess || cudaDeviceSynchronize() != cudaSuccess) return 2;
+    require(attnloom_backward_launch(&args, 0), "launch");
+    require(cudaDeviceSynchronize(), "kernel");
     bool ok = report("dQ", on_host(args.dq, dq.size()), dq);
     ok = report("dK", on_host(args.dk, dk.size()), dk) && ok;
     ok = report("dV", on_host(args.dv, dvalue.size()), dvalue) && ok;

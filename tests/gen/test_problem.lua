@@ -145,7 +145,7 @@ function tests.all_errors_at_once_with_carets()
     local p, errors = problem.parse(text)
     assert(not p and #errors == 4)
     assert(problem.format_errors(text, errors) == [[
-problem.d: head dim 66: it must be a multiple of 8 from 8 to 256
+head dim 66: it must be a multiple of 8 from 8 to 256
     bf16 d=66 mask={kk <= q}
            ^
 problem.mask: "kk" is neither declared in params nor known; did you mean "k"?

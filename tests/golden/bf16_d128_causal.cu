@@ -21,6 +21,8 @@ constexpr int pitch_v = 136;  // the same of v and dO
 constexpr int row_tiles = 2;  // 16-row mma tiles of a warp
 constexpr int key_columns = 8;  // 8-key columns of S
 constexpr int value_columns = 16;  // 8-wide columns of O
+constexpr int seen_columns = 8;  // columns of accumulators in one word of bits of what is seen
+constexpr int seen_words = 1;  // such words of a tile
 constexpr int smem_q = 0;  // offset of q in shared memory, bytes
 constexpr int smem_k = 34816;  // offset of k in shared memory, bytes
 constexpr int smem_v = 52224;  // offset of v in shared memory, bytes
@@ -270,8 +272,34 @@ static __device__ __forceinline__ unsigned columns_first(int pitch) {
     return 2 * ((lane % 8 + lane / 16 * 8) * pitch + lane / 8 % 2 * 8);
 }
 
+// Which elements of 16-row tiles of accumulators, 8 columns wide, are seen: bit 8 * j + 4 * i + e is element e of
+// [i][j]. row and column are those of this thread's element 0 of [0][0]. A loop that is not unrolled: this runs on
+// partial tiles only, and unrolled it would hold the indices of all elements in registers.
+static __device__ __forceinline__ unsigned long long seen_elements(const LoomArgs *args, const Work *work, int row, int column) {
+    unsigned long long seen = 0;
+#pragma unroll 1
+    for (int j = 0; j < 8; ++j) {
+        unsigned bits = 0;
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                const int at_column = column + 8 * j + e % 2;
+                bool is_seen = at_column < work->seq_k;
+                is_seen = is_seen && visible(args, work, work->q_start + row + 16 * i + e / 2 * 8, work->k_start + at_column);
+                bits |= is_seen ? 1u << (4 * i + e) : 0;
+            }
+        seen |= (unsigned long long)bits << 8 * j;
+    }
+    return seen;
+}
+
+static __device__ __forceinline__ bool is_seen(unsigned long long seen, int i, int j, int e) {
+    return seen >> (8 * j + 4 * i + e) & 1;
+}
+
 // A key that a row does not see may hold inf or NaN, yet its weight 0 would make NaN of it in a product of tiles. So
-// on partial tiles such values are found, cleared, and brought back as NaN to the rows that do see them.
+// on partial tiles such values are found and cleared; rows that do see one get NaN in the columns that hold any.
 
 // 0xffff in each half of a pair of bf16 that is inf or NaN (its exponent bits are all ones).
 static __device__ __forceinline__ unsigned nonfinite_halves(unsigned pair) {
@@ -286,8 +314,9 @@ typedef struct Nonfinite {
 static __device__ __forceinline__ bool has_bit(const unsigned *set, int i) { return set[i / 32] >> i % 32 & 1; }
 
 // Finds the rows and columns of a tile in shared memory that hold inf or NaN. All threads of the block take part and
-// get the answer whether there are any; if not, `found` is not written.
-static __device__ __forceinline__ bool find_nonfinite(Nonfinite *found, unsigned smem, int rows, int pitch, int depth) {
+// get the answer whether there are any; if not, `found` is not written. Columns are kept from tile to tile, from the
+// first with such values on.
+static __device__ __forceinline__ bool find_nonfinite(Nonfinite *found, bool first, unsigned smem, int rows, int pitch, int depth) {
     const int chunks = depth / 8;
     unsigned any = 0;
     for (int i = threadIdx.x; i < rows * chunks; i += threads) {
@@ -298,7 +327,10 @@ static __device__ __forceinline__ bool find_nonfinite(Nonfinite *found, unsigned
         any |= nonfinite_halves(chunk.x) | nonfinite_halves(chunk.y) | nonfinite_halves(chunk.z) | nonfinite_halves(chunk.w);
     }
     if (!__syncthreads_or(any != 0)) return false;
-    if (threadIdx.x < 8) found->rows[threadIdx.x] = found->columns[threadIdx.x] = 0;
+    if (threadIdx.x < 8) {
+        found->rows[threadIdx.x] = 0;
+        if (first) found->columns[threadIdx.x] = 0;
+    }
     __syncthreads();
     for (int i = threadIdx.x; i < rows * (depth / 2); i += threads) {
         const int row = i / (depth / 2), column = i % (depth / 2) * 2;
@@ -325,29 +357,33 @@ static __device__ __forceinline__ void clear_nonfinite(unsigned smem, int rows, 
     __syncthreads();
 }
 
-// NaN in the columns with such values, for the rows with a weight for such a key. weight: [row, key], sum: [row, column].
-static __device__ __forceinline__ void spoil_rows(float (&sum)[row_tiles][value_columns][4], const float (&weight)[row_tiles][key_columns][4],
-                                         const Nonfinite *found) {
-    const int lane = threadIdx.x % 32;
+// Which rows of this thread see a key that holds such values: bits 4 * i + 2 * half and + 1.
+static __device__ __forceinline__ unsigned rows_that_see(const unsigned long long (&seen)[seen_words], const Nonfinite *found) {
+    unsigned long long hit = 0;
 #pragma unroll
-    for (int i = 0; i < row_tiles; ++i)
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            bool sees = false;
-#pragma unroll
-            for (int j = 0; j < key_columns; ++j)
-#pragma unroll
-                for (int e = 0; e < 2; ++e) {
-                    sees = sees || (weight[i][j][2 * half + e] != 0 && has_bit(found->rows, 8 * j + lane % 4 * 2 + e));
-                }
-            sees = __ballot_sync(~0u, sees) >> lane / 4 * 4 & 0xf;  // the four threads of the row
-#pragma unroll
-            for (int j = 0; j < value_columns; ++j)
-#pragma unroll
-                for (int e = 0; e < 2; ++e) {
-                    if (sees && has_bit(found->columns, 8 * j + lane % 4 * 2 + e)) sum[i][j][2 * half + e] = __int_as_float(0x7fffffff);
-                }
+    for (int w = 0; w < seen_words; ++w) {
+        unsigned long long keys = 0;  // those that hold such values, in the bits of `seen`
+#pragma unroll 1
+        for (int j = 0; j < seen_columns; ++j) {
+            const int key = 8 * (seen_columns * w + j) + threadIdx.x % 4 * 2;
+            keys |= (unsigned long long)((found->rows[key / 32] >> key % 32 & 3u) * 0x55u) << 8 * j;
         }
+        hit |= seen[w] & keys;
+    }
+#pragma unroll
+    for (int shift = 32; shift >= 8; shift /= 2) hit |= hit >> shift;  // over all keys
+    unsigned rows = (unsigned)hit;
+    rows |= __shfl_xor_sync(~0u, rows, 1);  // over the four threads of the row
+    return rows | __shfl_xor_sync(~0u, rows, 2);
+}
+
+// Overwrites what this thread has stored of a row with NaN, in the columns that hold such values.
+static __device__ __forceinline__ void store_nan(unsigned short *row, const Nonfinite *found, int dim) {
+#pragma unroll 1
+    for (int column = threadIdx.x % 4 * 2; column < dim; column += 8) {
+        if (has_bit(found->columns, column)) row[column] = 0x7fff;
+        if (has_bit(found->columns, column + 1)) row[column + 1] = 0x7fff;
+    }
 }
 
 // Writes two neighbouring elements of a row.
@@ -464,6 +500,9 @@ extern "C" __global__ void __launch_bounds__(threads, 2) attnloom_forward(const 
         sum[i][0] = sum[i][1] = 0;
     }
 
+    bool careful = false;  // a partial tile had values that are not finite
+    unsigned spoilt = 0;   // rows that see one, see parts/careful.cu
+
     while (tile < walk.end) {
         // [2] S = Q K^T
         copies_wait();
@@ -474,18 +513,20 @@ extern "C" __global__ void __launch_bounds__(threads, 2) attnloom_forward(const 
         add_qk(s, q_lane, k_lane);
 
         // [3] score and mask
+        unsigned long long seen[seen_words];
         if (!full) {
 #pragma unroll
-            for (int i = 0; i < row_tiles; ++i)
+            for (int w = 0; w < seen_words; ++w) {
+                seen[w] = seen_elements(&args, &work, row_0, tile * tile_k + 8 * seen_columns * w + lane % 4 * 2);
 #pragma unroll
-                for (int j = 0; j < key_columns; ++j)
+                for (int i = 0; i < row_tiles; ++i)
 #pragma unroll
-                    for (int e = 0; e < 4; ++e) {
-                        const int column = tile * tile_k + 8 * j + lane % 4 * 2 + e % 2;
-                        const int q = work.q_start + row_0 + 16 * i + e / 2 * 8;
-                        const bool seen = column < work.seq_k && visible(&args, &work, q, work.k_start + column);
-                        s[i][j][e] = seen ? s[i][j][e] : __int_as_float(0xff800000);
-                    }
+                    for (int j = 0; j < seen_columns; ++j)
+#pragma unroll
+                        for (int e = 0; e < 4; ++e) {
+                            if (!is_seen(seen[w], i, j, e)) s[i][seen_columns * w + j][e] = __int_as_float(0xff800000);
+                        }
+            }
         }
 
         // [4] softmax
@@ -534,8 +575,9 @@ extern "C" __global__ void __launch_bounds__(threads, 2) attnloom_forward(const 
         const bool whole = full;
         tile = walk_next(&args, &work, &walk, tile + 1, &full);
         if (tile < walk.end) load_keys(smem + smem_k, &args, &work, tile * tile_k);
-        if (!whole && find_nonfinite(nonfinite, smem + smem_v, tile_k, pitch_v, depth_v)) {
-            spoil_rows(o, s, nonfinite);
+        if (!whole && find_nonfinite(nonfinite, !careful, smem + smem_v, tile_k, pitch_v, depth_v)) {
+            careful = true;
+            spoilt |= rows_that_see(seen, nonfinite);
             clear_nonfinite(smem + smem_v, tile_k, pitch_v, depth_v);
         }
         add_pv(o, s, v_lane);
@@ -559,6 +601,7 @@ extern "C" __global__ void __launch_bounds__(threads, 2) attnloom_forward(const 
                 for (int j = 0; j < dim_v / 8; ++j) {
                     store_pair(out + row * args.o_stride_seq + 8 * j, o[i][j][2 * half] * inverse, o[i][j][2 * half + 1] * inverse);
                 }
+                if (spoilt >> (4 * i + 2 * half) & 3) store_nan(out + row * args.o_stride_seq - lane % 4 * 2, nonfinite, dim_v);
             }
             if (args.lse && lane % 4 == 0) {
                 // a row that sees no key: -inf + -inf

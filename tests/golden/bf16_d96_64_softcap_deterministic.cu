@@ -150,6 +150,8 @@ constexpr int key_tiles = 2;  // 16-key mma tiles of a warp
 constexpr int query_columns = 4;  // 8-query columns of S^T a warp computes
 constexpr int qk_columns = 12;  // 8-wide columns of dK a warp owns
 constexpr int value_columns = 8;  // 8-wide columns of dV a warp owns
+constexpr int seen_columns = 4;  // columns of accumulators in one word of bits of what is seen
+constexpr int seen_words = 1;  // such words of a tile
 constexpr int smem_k = 0;  // offset of k in shared memory, bytes
 constexpr int smem_v = 26624;  // offset of v in shared memory, bytes
 constexpr int smem_q = 45056;  // offset of q in shared memory, bytes
@@ -436,6 +438,31 @@ static __device__ __forceinline__ unsigned columns_first(int pitch) {
     return 2 * ((lane % 8 + lane / 16 * 8) * pitch + lane / 8 % 2 * 8);
 }
 
+// Which elements of 16-row tiles of accumulators, 4 columns wide, are seen: bit 8 * j + 4 * i + e is element e of
+// [i][j]. row and column are those of this thread's element 0 of [0][0]. A loop that is not unrolled: this runs on
+// partial tiles only, and unrolled it would hold the indices of all elements in registers.
+static __device__ __forceinline__ unsigned long long seen_elements(const LoomArgs *args, const Work *work, int row, int column) {
+    unsigned long long seen = 0;
+#pragma unroll 1
+    for (int j = 0; j < 4; ++j) {
+        unsigned bits = 0;
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                const int at_row = row + 8 * j + e % 2, at_column = column + 16 * i + e / 2 * 8;
+                bool is_seen = at_row < work->seq_q && at_column < work->seq_k;
+                bits |= is_seen ? 1u << (4 * i + e) : 0;
+            }
+        seen |= (unsigned long long)bits << 8 * j;
+    }
+    return seen;
+}
+
+static __device__ __forceinline__ bool is_seen(unsigned long long seen, int i, int j, int e) {
+    return seen >> (8 * j + 4 * i + e) & 1;
+}
+
 // Writes two neighbouring elements of a row.
 static __device__ __forceinline__ void store_pair(unsigned short *to, float first, float second) {
     *(unsigned *)to = pack(first, second);
@@ -657,17 +684,20 @@ extern "C" __global__ void __launch_bounds__(threads, 2) attnloom_backward_dkv(c
                     p[i][j][e] = exp2_approx((x - (e % 2 ? lse.y : lse.x)) * log2_e);
                 }
         }
+        unsigned long long seen[seen_words];
         if (!full) {
 #pragma unroll
-            for (int i = 0; i < key_tiles; ++i)
+            for (int w = 0; w < seen_words; ++w) {
+                seen[w] = seen_elements(&args, &work, first_row + query + 8 * seen_columns * w, first_key + key);
 #pragma unroll
-                for (int j = 0; j < query_columns; ++j)
+                for (int i = 0; i < key_tiles; ++i)
 #pragma unroll
-                    for (int e = 0; e < 4; ++e) {
-                        const int row = first_row + query + 8 * j + e % 2, column = first_key + key + 16 * i + e / 2 * 8;
-                        const bool seen = row < work.seq_q && column < work.seq_k;
-                        p[i][j][e] = seen ? p[i][j][e] : 0;
-                    }
+                    for (int j = 0; j < seen_columns; ++j)
+#pragma unroll
+                        for (int e = 0; e < 4; ++e) {
+                            if (!is_seen(seen[w], i, j, e)) p[i][seen_columns * w + j][e] = 0;
+                        }
+            }
         }
         add_pdo(dv, p, dout + rows_first(pitch_v));
 
@@ -754,6 +784,8 @@ constexpr int pitch_qk = 104;  // elements from row to row of q and k in shared 
 constexpr int pitch_v = 72;  // the same of v and dO
 constexpr int key_columns = 8;  // 8-key columns of S
 constexpr int qk_columns = 12;  // 8-wide columns of dQ
+constexpr int seen_columns = 8;  // columns of accumulators in one word of bits of what is seen
+constexpr int seen_words = 1;  // such words of a tile
 constexpr int smem_q = 0;  // offset of q in shared memory, bytes
 constexpr int smem_dout = 13312;  // offset of dout in shared memory, bytes
 constexpr int smem_k = 22528;  // offset of k in shared memory, bytes
@@ -1033,6 +1065,31 @@ static __device__ __forceinline__ unsigned columns_first(int pitch) {
     return 2 * ((lane % 8 + lane / 16 * 8) * pitch + lane / 8 % 2 * 8);
 }
 
+// Which elements of 16-row tiles of accumulators, 8 columns wide, are seen: bit 4 * j + 4 * i + e is element e of
+// [i][j]. row and column are those of this thread's element 0 of [0][0]. A loop that is not unrolled: this runs on
+// partial tiles only, and unrolled it would hold the indices of all elements in registers.
+static __device__ __forceinline__ unsigned long long seen_elements(const LoomArgs *args, const Work *work, int row, int column) {
+    unsigned long long seen = 0;
+#pragma unroll 1
+    for (int j = 0; j < 8; ++j) {
+        unsigned bits = 0;
+#pragma unroll
+        for (int i = 0; i < 1; ++i)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                const int at_column = column + 8 * j + e % 2;
+                bool is_seen = at_column < work->seq_k;
+                bits |= is_seen ? 1u << (4 * i + e) : 0;
+            }
+        seen |= (unsigned long long)bits << 4 * j;
+    }
+    return seen;
+}
+
+static __device__ __forceinline__ bool is_seen(unsigned long long seen, int i, int j, int e) {
+    return seen >> (4 * j + 4 * i + e) & 1;
+}
+
 // Writes two neighbouring elements of a row.
 static __device__ __forceinline__ void store_pair(unsigned short *to, float first, float second) {
     *(unsigned *)to = pack(first, second);
@@ -1167,6 +1224,7 @@ extern "C" __global__ void __launch_bounds__(threads) attnloom_backward_dq(const
     float dq[1][qk_columns][4];  // [row, column]
     clear(dq);
 
+
     while (tile < walk.end) {
         load_values(smem + smem_v, &args, &work, tile * tile_k);
         copies_wait();
@@ -1187,19 +1245,27 @@ extern "C" __global__ void __launch_bounds__(threads) attnloom_backward_dq(const
         for (int j = 0; j < key_columns; ++j)
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
-                const int column = tile * tile_k + 8 * j + lane % 4 * 2 + e % 2;
                 float x = p[0][j][e] * args.scale;
-                const int at_q = work.q_start + row_0 + e / 2 * 8, at_k = work.k_start + column;
+                const int at_q = work.q_start + row_0 + e / 2 * 8;
+                const int at_k = work.k_start + tile * tile_k + 8 * j + lane % 4 * 2 + e % 2;
                 const float slope = score_slope(&args, &work, at_q, at_k, x);
                 x = score(&args, &work, at_q, at_k, x);
-                bool seen = true;
-                if (!full) {
-                    seen = column < work.seq_k;
-                }
                 ds[0][j][e] = exp2_approx((x - lse[e / 2]) * log2_e) * (ds[0][j][e] - delta[e / 2]);
                 ds[0][j][e] *= slope;
-                ds[0][j][e] = seen ? ds[0][j][e] : 0;  // by selection: what a row does not see may be NaN
             }
+        unsigned long long seen[seen_words];
+        if (!full) {  // by selection: what a row does not see may be NaN
+#pragma unroll
+            for (int w = 0; w < seen_words; ++w) {
+                seen[w] = seen_elements(&args, &work, row_0, tile * tile_k + 8 * seen_columns * w + lane % 4 * 2);
+#pragma unroll
+                for (int j = 0; j < seen_columns; ++j)
+#pragma unroll
+                    for (int e = 0; e < 4; ++e) {
+                        if (!is_seen(seen[w], 0, j, e)) ds[0][seen_columns * w + j][e] = 0;
+                    }
+            }
+        }
 
         // [5] dQ += dS K
         add_dsk(dq, ds, k_columns);

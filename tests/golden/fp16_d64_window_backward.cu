@@ -165,6 +165,8 @@ constexpr int pitch_ds = 40;  // elements from key to key of dS in shared memory
 constexpr int query_warps = 1;  // groups of warps along the queries of dQ
 constexpr int query_tiles = 2;  // 16-query mma tiles of dQ of a warp
 constexpr int dq_columns = 2;  // 8-wide columns of dQ a warp computes
+constexpr int seen_columns = 4;  // columns of accumulators in one word of bits of what is seen
+constexpr int seen_words = 1;  // such words of a tile
 constexpr int smem_k = 0;  // offset of k in shared memory, bytes
 constexpr int smem_v = 18432;  // offset of v in shared memory, bytes
 constexpr int smem_q = 36864;  // offset of q in shared memory, bytes
@@ -451,8 +453,34 @@ static __device__ __forceinline__ unsigned columns_first(int pitch) {
     return 2 * ((lane % 8 + lane / 16 * 8) * pitch + lane / 8 % 2 * 8);
 }
 
+// Which elements of 16-row tiles of accumulators, 4 columns wide, are seen: bit 8 * j + 4 * i + e is element e of
+// [i][j]. row and column are those of this thread's element 0 of [0][0]. A loop that is not unrolled: this runs on
+// partial tiles only, and unrolled it would hold the indices of all elements in registers.
+static __device__ __forceinline__ unsigned long long seen_elements(const LoomArgs *args, const Work *work, int row, int column) {
+    unsigned long long seen = 0;
+#pragma unroll 1
+    for (int j = 0; j < 4; ++j) {
+        unsigned bits = 0;
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                const int at_row = row + 8 * j + e % 2, at_column = column + 16 * i + e / 2 * 8;
+                bool is_seen = at_row < work->seq_q && at_column < work->seq_k;
+                is_seen = is_seen && visible(args, work, work->q_start + at_row, work->k_start + at_column);
+                bits |= is_seen ? 1u << (4 * i + e) : 0;
+            }
+        seen |= (unsigned long long)bits << 8 * j;
+    }
+    return seen;
+}
+
+static __device__ __forceinline__ bool is_seen(unsigned long long seen, int i, int j, int e) {
+    return seen >> (8 * j + 4 * i + e) & 1;
+}
+
 // A key that a row does not see may hold inf or NaN, yet its weight 0 would make NaN of it in a product of tiles. So
-// on partial tiles such values are found, cleared, and brought back as NaN to the rows that do see them.
+// on partial tiles such values are found and cleared; rows that do see one get NaN in the columns that hold any.
 
 // 0xffff in each half of a pair of fp16 that is inf or NaN (its exponent bits are all ones).
 static __device__ __forceinline__ unsigned nonfinite_halves(unsigned pair) {
@@ -467,8 +495,9 @@ typedef struct Nonfinite {
 static __device__ __forceinline__ bool has_bit(const unsigned *set, int i) { return set[i / 32] >> i % 32 & 1; }
 
 // Finds the rows and columns of a tile in shared memory that hold inf or NaN. All threads of the block take part and
-// get the answer whether there are any; if not, `found` is not written.
-static __device__ __forceinline__ bool find_nonfinite(Nonfinite *found, unsigned smem, int rows, int pitch, int depth) {
+// get the answer whether there are any; if not, `found` is not written. Columns are kept from tile to tile, from the
+// first with such values on.
+static __device__ __forceinline__ bool find_nonfinite(Nonfinite *found, bool first, unsigned smem, int rows, int pitch, int depth) {
     const int chunks = depth / 8;
     unsigned any = 0;
     for (int i = threadIdx.x; i < rows * chunks; i += threads) {
@@ -479,7 +508,10 @@ static __device__ __forceinline__ bool find_nonfinite(Nonfinite *found, unsigned
         any |= nonfinite_halves(chunk.x) | nonfinite_halves(chunk.y) | nonfinite_halves(chunk.z) | nonfinite_halves(chunk.w);
     }
     if (!__syncthreads_or(any != 0)) return false;
-    if (threadIdx.x < 8) found->rows[threadIdx.x] = found->columns[threadIdx.x] = 0;
+    if (threadIdx.x < 8) {
+        found->rows[threadIdx.x] = 0;
+        if (first) found->columns[threadIdx.x] = 0;
+    }
     __syncthreads();
     for (int i = threadIdx.x; i < rows * (depth / 2); i += threads) {
         const int row = i / (depth / 2), column = i % (depth / 2) * 2;
@@ -659,18 +691,18 @@ static __device__ __forceinline__ void store_tile(unsigned to, const float (&s)[
         }
 }
 
-// Marks the queries with a weight for a key that is not finite.
-static __device__ __forceinline__ void mark_spoilt(unsigned *queries, const Nonfinite *found, const float (&ds)[key_tiles][query_columns][4],
+// Marks the queries that see a key that is not finite.
+static __device__ __forceinline__ void mark_spoilt(unsigned *queries, const Nonfinite *found, const unsigned long long (&seen)[seen_words],
                                           int key, int query) {
 #pragma unroll
-    for (int i = 0; i < key_tiles; ++i)
-#pragma unroll
-        for (int j = 0; j < query_columns; ++j)
-#pragma unroll
-            for (int e = 0; e < 4; ++e) {
-                const int at = query + 8 * j + e % 2;
-                if (ds[i][j][e] != 0 && has_bit(found->rows, key + 16 * i + e / 2 * 8)) atomicOr(&queries[at / 32], 1u << at % 32);
-            }
+    for (int w = 0; w < seen_words; ++w) {
+#pragma unroll 1
+        for (int n = 0; n < 4 * key_tiles * seen_columns; ++n) {
+            const int j = n / (4 * key_tiles), i = n / 4 % key_tiles, e = n % 4;
+            const int at = query + 8 * (seen_columns * w + j) + e % 2;
+            if (seen[w] >> n & 1 && has_bit(found->rows, key + 16 * i + e / 2 * 8)) atomicOr(&queries[at / 32], 1u << at % 32);
+        }
+    }
 }
 
 // NaN where a marked query meets a column with a value that is not finite; c starts at (row, column).
@@ -751,7 +783,7 @@ extern "C" __global__ void __launch_bounds__(threads, 1) attnloom_backward_dkv(c
         __syncthreads();  // this step's tiles are here; all warps are done with the last step's
         ahead_tile = walk_next(&args, &ahead, &walk, ahead_tile + 1, &ahead_full);
         skip_heads();
-        if (first_step) careful = find_nonfinite(nonfinite, smem + smem_k, tile_k, pitch_qk, depth_qk);
+        if (first_step) careful = find_nonfinite(nonfinite, true, smem + smem_k, tile_k, pitch_qk, depth_qk);
         first_step = false;
         if (careful) {
             if (threadIdx.x < 8) spoilt_queries[threadIdx.x] = 0;
@@ -778,18 +810,20 @@ extern "C" __global__ void __launch_bounds__(threads, 1) attnloom_backward_dkv(c
                     p[i][j][e] = exp2_approx((x - (e % 2 ? lse.y : lse.x)) * log2_e);
                 }
         }
+        unsigned long long seen[seen_words];
         if (!full) {
 #pragma unroll
-            for (int i = 0; i < key_tiles; ++i)
+            for (int w = 0; w < seen_words; ++w) {
+                seen[w] = seen_elements(&args, &work, first_row + query + 8 * seen_columns * w, first_key + key);
 #pragma unroll
-                for (int j = 0; j < query_columns; ++j)
+                for (int i = 0; i < key_tiles; ++i)
 #pragma unroll
-                    for (int e = 0; e < 4; ++e) {
-                        const int row = first_row + query + 8 * j + e % 2, column = first_key + key + 16 * i + e / 2 * 8;
-                        const bool seen = row < work.seq_q && column < work.seq_k
-                            && visible(&args, &work, work.q_start + row, work.k_start + column);
-                        p[i][j][e] = seen ? p[i][j][e] : 0;
-                    }
+                    for (int j = 0; j < seen_columns; ++j)
+#pragma unroll
+                        for (int e = 0; e < 4; ++e) {
+                            if (!is_seen(seen[w], i, j, e)) p[i][seen_columns * w + j][e] = 0;
+                        }
+            }
         }
         add_pdo(dv, p, dout + rows_first(pitch_v));
 
@@ -818,7 +852,7 @@ extern "C" __global__ void __launch_bounds__(threads, 1) attnloom_backward_dkv(c
 
         // [5] dV += P^T dO, dK += dS^T Q
         store_tile(smem + smem_ds + tile_lane, ds);
-        if (careful && !full) mark_spoilt(spoilt_queries, nonfinite, ds, key, query);
+        if (careful && !full) mark_spoilt(spoilt_queries, nonfinite, seen, key, query);
         add_dsq(dk, ds, q + rows_first(pitch_qk));
 
         // [6] dQ sum += dS K

@@ -1,0 +1,213 @@
+/* test_standalone.c - `emit --standalone`: nvcc alone builds what it prints, and on a GPU the ejected kernels give
+ * the bits of the library's plan with the same schedule, and their own check passes.
+ *
+ * ctest: gpu
+ *
+ * Without a GPU (argument `gpu` or --device N) the files are built only. Skipped where there is no nvcc on PATH.
+ */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <ftw.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "generator.h"
+#include "rigs.h"
+
+#define COUNT(x) (sizeof(x) / sizeof *(x))
+
+/* The problems of examples/, as bf16 where the example is fp32 for the CPU, and two more for the deterministic
+ * backward. Without that word dQ has no fixed bits and is left out of the comparison. */
+static const struct unit {
+    const char *problem;
+    loom_pass pass;
+    const char *arch; /* where there is no device */
+} UNITS[] = {
+    {"bf16 d=32 causal", LOOM_FORWARD, "sm_80"},                                            /* forward.c */
+    {"fp16 d=64 causal", LOOM_FORWARD, "sm_75"},                                            /* gqa_decode.c */
+    {"bf16 d=32 mask={k <= q & (q - k < near | k % stride == 0)}"                           /* new_mask.c */
+     " score={s - slope * log(f32(1 + abs(q - k)))} params={near: i32, slope: f32, stride: i32}",
+     LOOM_FORWARD, "sm_90"},
+    {"bf16 d=16 causal backward", LOOM_BACKWARD, "sm_90"},                                  /* train_step.c */
+    {"bf16 d=32 mask={document(doc)} params={doc: i32[seq_k]} backward", LOOM_FORWARD, "sm_90"}, /* minilm.c */
+    {"bf16 d=32 mask={document(doc)} params={doc: i32[seq_k]} backward", LOOM_BACKWARD, "sm_120"},
+    {"bf16 d=64 causal backward deterministic", LOOM_BACKWARD, "sm_90"},
+    {"fp16 d=80:64 mask={window(40, 8)} score={softcap(20)} backward deterministic", LOOM_BACKWARD, "sm_90"},
+};
+
+typedef int (*ejected_launch)(const void *args, void *stream);
+
+static char folder[] = "/tmp/attnloom-standalone-XXXXXX";
+
+/* -- Launches in place of the library's -------------------------------------------------------------------- */
+
+static const loom__driver_api *driver;
+static ejected_launch ejected; /* NULL: the library launches its own kernels */
+static int num_launches;
+
+/* The first launch of a pass hands its arguments to the ejected launcher, which launches all kernels. */
+static int launch(loom__cuda_handle function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
+                  unsigned block_y, unsigned block_z, unsigned smem_bytes, loom__cuda_handle stream,
+                  void **parameters, void **extra) {
+    num_launches++;
+    if (!ejected)
+        return driver->launch(function, grid_x, grid_y, grid_z, block_x, block_y, block_z, smem_bytes, stream,
+                              parameters, extra);
+    return num_launches == 1 ? ejected(parameters[0], stream) : 0;
+}
+
+/* A context whose launches pass through here. */
+static loom_context *context_with_launch(void) {
+    static loom__driver_api table;
+    loom_context *context = NULL;
+    loom_error error = LOOM_ERROR_INIT;
+    if (!on_gpu()) return rigs.context;
+    driver = rigs.context->driver;
+    table = *driver;
+    table.launch = launch;
+    loom__hooks hooks = {.driver = &table};
+    if (loom__context_create(NULL, &hooks, &context, &error)) fail_msg("%s: %s", error.field, error.text);
+    return context;
+}
+
+/* -- Building -------------------------------------------------------------------------------------------- */
+
+/* Runs a command in the folder; fails with what it printed. */
+static void run(const char *what, const char *command) {
+    char line[512], log[4096] = "";
+    snprintf(line, sizeof line, "cd %s && %s > log.txt 2>&1", folder, command);
+    int status = system(line);
+    if (status == 0) return;
+    snprintf(line, sizeof line, "%s/log.txt", folder);
+    FILE *file = fopen(line, "rb");
+    if (file) {
+        log[fread(log, 1, sizeof log - 1, file)] = 0;
+        fclose(file);
+    }
+    fail_msg("\"%s\": `%s` ended with status %d:\n%s", what, command, status, log);
+}
+
+/* Writes the ejected file of a pass, with the schedule given or NULL. */
+static void eject(loom_context *context, const struct unit *unit, const char *arch, const char *schedule) {
+    loom__arena arena = {&context->memory, NULL};
+    loom_error error = LOOM_ERROR_INIT;
+    const char *text = NULL;
+    char path[64];
+    loom__request request = {.problem = unit->problem, .target = "mma", .arch = arch};
+    if (unit->pass == LOOM_FORWARD)
+        request.schedule = schedule;
+    else
+        request.schedule_backward = schedule;
+    if (loom__generator_standalone(context, &request, unit->pass, &arena, &text, &error))
+        fail_msg("\"%s\": %s: %s", unit->problem, error.field, error.text);
+    snprintf(path, sizeof path, "%s/unit.cu", folder);
+    FILE *file = fopen(path, "wb");
+    assert_non_null(file);
+    assert_int_equal(fwrite(text, 1, strlen(text), file), strlen(text));
+    assert_int_equal(fclose(file), 0);
+    loom__arena_free(&arena);
+}
+
+static void builds(void **state) {
+    (void)state;
+    for (size_t i = 0; i < COUNT(UNITS); i++) {
+        char command[128];
+        eject(rigs.context, &UNITS[i], UNITS[i].arch, NULL);
+        snprintf(command, sizeof command, "nvcc -arch=%s -Werror all-warnings -o check unit.cu", UNITS[i].arch);
+        run(UNITS[i].problem, command);
+    }
+    run(UNITS[COUNT(UNITS) - 1].problem, "nvcc -arch=sm_90 -DATTNLOOM_NO_MAIN -shared -Xcompiler -fPIC -o unit.so unit.cu");
+}
+
+/* -- On a GPU -------------------------------------------------------------------------------------------- */
+
+static ejected_launch load(const struct unit *unit, const char *arch, size_t number) {
+    char command[160], path[64];
+    snprintf(command, sizeof command,
+             "nvcc -arch=%s -DATTNLOOM_NO_MAIN -shared -Xcompiler -fPIC -o unit%zu.so unit.cu", arch, number);
+    run(unit->problem, command);
+    snprintf(path, sizeof path, "%s/unit%zu.so", folder, number);
+    void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL); /* stays open: its kernels belong to the CUDA runtime */
+    if (!library) fail_msg("%s", dlerror());
+    ejected_launch found;
+    *(void **)&found =
+        dlsym(library, unit->pass == LOOM_FORWARD ? "attnloom_forward_launch" : "attnloom_backward_launch");
+    assert_non_null(found);
+    return found;
+}
+
+static void run_pass(loom__rig *rig, const struct unit *unit, loom_pass pass) {
+    loom_error error = LOOM_ERROR_INIT;
+    num_launches = 0;
+    if (loom__rig_run(rig, pass, &error)) fail_msg("\"%s\": %s: %s", unit->problem, error.field, error.text);
+    assert_true(num_launches > 0);
+}
+
+static void compare(loom_context *context, const struct unit *unit, size_t number) {
+    loom_plan_desc desc = LOOM_PLAN_DESC_INIT;
+    loom_plan *plan = NULL;
+    loom__rig *rig = NULL;
+    loom_error error = LOOM_ERROR_INIT;
+    desc.problem = unit->problem;
+    desc.target = "mma";
+    desc.device = rigs.device;
+    if (loom_plan_create(context, &desc, &plan, &error)) fail_msg("%s: %s", error.field, error.text);
+    const char *arch = loom_plan_text(plan, LOOM_TEXT_ARCH);
+    eject(context, unit, arch,
+          loom_plan_text(plan, unit->pass == LOOM_FORWARD ? LOOM_TEXT_SCHEDULE : LOOM_TEXT_SCHEDULE_BACKWARD));
+    char command[128];
+    snprintf(command, sizeof command, "nvcc -arch=%s -Werror all-warnings -o check unit.cu && ./check", arch);
+    run(unit->problem, command);
+    ejected_launch found = load(unit, arch, number);
+
+    loom__rig_options options = options_of(2, 4, 2, 150, 213);
+    if (!strstr(unit->problem, "deterministic")) options.unwanted = 1u << LOOM__RIG_DQ;
+    if (loom__rig_create(context, plan, rigs.device, &options, &rig, &error))
+        fail_msg("\"%s\": %s: %s", unit->problem, error.field, error.text);
+    run_pass(rig, unit, LOOM_FORWARD);
+    if (unit->pass == LOOM_BACKWARD) run_pass(rig, unit, LOOM_BACKWARD);
+    uint64_t digest = loom__rig_digest(rig, unit->pass);
+    ejected = found;
+    run_pass(rig, unit, unit->pass);
+    ejected = NULL;
+    if (loom__rig_digest(rig, unit->pass) != digest)
+        fail_msg("\"%s\": the ejected kernels give other bits than the plan", unit->problem);
+    loom__rig_destroy(rig);
+    loom_plan_destroy(plan);
+}
+
+static void gives_the_same_bits(void **state) {
+    (void)state;
+    loom_context *context = context_with_launch();
+    for (size_t i = 0; i < COUNT(UNITS); i++) {
+        compare(context, &UNITS[i], i);
+        printf("equal bits: %s, %s\n", UNITS[i].problem, UNITS[i].pass == LOOM_FORWARD ? "forward" : "backward");
+    }
+    loom_context_destroy(context);
+}
+
+static int remove_one(const char *path, const struct stat *facts, int kind, struct FTW *walk) {
+    (void)facts, (void)kind, (void)walk;
+    return remove(path);
+}
+
+int main(int argc, char **argv) {
+    if (system("nvcc --version > /dev/null 2>&1") != 0) {
+        printf("SKIPPED: no nvcc on PATH\n");
+        return RIGS_SKIP;
+    }
+    int status = rigs_start(argc, argv);
+    if (status) return status;
+    if (!mkdtemp(folder)) return 1;
+    const struct CMUnitTest tests[] = {cmocka_unit_test(builds)};
+    const struct CMUnitTest gpu_tests[] = {cmocka_unit_test(gives_the_same_bits)};
+    status = on_gpu() ? cmocka_run_group_tests(gpu_tests, NULL, NULL) : cmocka_run_group_tests(tests, NULL, NULL);
+    nftw(folder, remove_one, 16, FTW_DEPTH | FTW_PHYS);
+    rigs_stop();
+    return status;
+}
