@@ -3,9 +3,9 @@
  * Called by plan.c and the command line; every function holds the context's lock while Lua runs. The
  * generator's files come from the table embedded in the library, or from LOOM_GEN_DIR, a folder with gen/ and
  * templates/. They run without io, os, debug, package, coroutine, string.dump, binary chunks and finalizers:
- * `require` finds files of gen/ alone, `read_template` files of templates/ alone. Their memory is limited, and so are
- * the instructions of files from LOOM_GEN_DIR; counting them would slow our own. Lua errors never leave this file: what the generator refuses
- * becomes its status, its own faults INTERNAL.
+ * `require` finds files of gen/ alone, `read_template` files of templates/ alone. Memory is limited, and so
+ * are the instructions of files from LOOM_GEN_DIR; to count them would slow our own. Lua errors never leave
+ * this file: what the generator refuses becomes its status, its own faults INTERNAL.
  */
 #define _GNU_SOURCE
 #include "generator.h"
@@ -35,9 +35,9 @@ struct loom__generator {
     lua_State *lua;
     const loom__memory *memory;
     size_t used_bytes;
-    bool over_bytes; /* in this visit */
+    bool over_bytes;                         /* in this visit */
     uint64_t max_instructions, instructions; /* of a visit, and run in it so far */
-    loom__arena arena; /* files of LOOM_GEN_DIR */
+    loom__arena arena;                       /* files of LOOM_GEN_DIR */
     const loom__file *files;
     int num_files;
     int main; /* registry reference of the table main.lua returns */
@@ -211,7 +211,8 @@ static int lua_set_metatable(lua_State *lua) {
     return 1;
 }
 
-/* Puts `function`, with the original as its upvalue, in place of globals[name]; the globals are on the top. */
+/* Puts `function`, with the original as its upvalue, in place of globals[name]; the globals are on the top.
+ */
 static void wrap_global(lua_State *lua, const char *name, lua_CFunction function) {
     lua_getfield(lua, -1, name);
     lua_pushcclosure(lua, function, 1);
@@ -330,7 +331,8 @@ static loom_status visit(loom_context *context, lua_State *lua, lua_CFunction bo
     loom__generator *generator = context->generator;
     generator->over_bytes = false;
     generator->instructions = 0;
-    if (context->environment.loom_gen_dir) lua_sethook(lua, count_instructions, LUA_MASKCOUNT, HOOK_INSTRUCTIONS);
+    if (context->environment.loom_gen_dir)
+        lua_sethook(lua, count_instructions, LUA_MASKCOUNT, HOOK_INSTRUCTIONS);
     lua_settop(lua, 0);
     lua_pushcfunction(lua, add_traceback);
     lua_pushcfunction(lua, body);
@@ -341,8 +343,10 @@ static loom_status visit(loom_context *context, lua_State *lua, lua_CFunction bo
     if (failed == LUA_ERRMEM) {
         lua_settop(lua, 0);
         if (!generator->over_bytes) return loom__fail_memory(error);
-        return loom__fail(error, LOOM_INTERNAL, "generator", "the generator failed: it used more than %d bytes of memory, "
-                          "the limit of Lua", MAX_LUA_BYTES);
+        return loom__fail(error, LOOM_INTERNAL, "generator",
+                          "the generator failed: it used more than %d bytes of memory, "
+                          "the limit of Lua",
+                          MAX_LUA_BYTES);
     }
     const char *message = lua_tostring(lua, -1);
     if (!message) message = "an error that is not a text";
@@ -726,8 +730,8 @@ static int make_text(lua_State *lua) {
     return 0;
 }
 
-static loom_status run_text(loom_context *context, const char *function, const loom__request *request, loom_pass pass,
-                            loom__arena *arena, const char **text, loom_error *error) {
+static loom_status run_text(loom_context *context, const char *function, const loom__request *request,
+                            loom_pass pass, loom__arena *arena, const char **text, loom_error *error) {
     job j = {.context = context,
              .arena = arena,
              .error = error,

@@ -67,8 +67,9 @@ static loom_status check_size(const char *name, int64_t value, int64_t limit, lo
         return loom__fail(error, LOOM_INVALID, "args.shape", "shape.%s is %lld, it must be 0 to %lld", name,
                           (long long)value, (long long)limit);
     }
-    return loom__fail(error, LOOM_UNSUPPORTED, "args.shape", "shape.%s is %lld, this library takes at most %lld", name,
-                      (long long)value, (long long)limit);
+    return loom__fail(error, LOOM_UNSUPPORTED, "args.shape",
+                      "shape.%s is %lld, this library takes at most %lld", name, (long long)value,
+                      (long long)limit);
 }
 
 static loom_status check_shape(const loom_shape *shape, loom_error *error) {
@@ -89,8 +90,9 @@ static loom_status check_shape(const loom_shape *shape, loom_error *error) {
 static loom_status check_start(const char *field, int64_t start, int64_t seq, loom_error *error) {
     if (start == LOOM_DEFAULT_START || (start >= -MAX_START && start <= MAX_START - seq + 1)) return LOOM_OK;
     return loom__fail(error, LOOM_INVALID, field,
-                      "%s is %lld, for a sequence of %lld it must be -%lld to %lld, or LOOM_DEFAULT_START", field + 5,
-                      (long long)start, (long long)seq, (long long)MAX_START, (long long)(MAX_START - seq + 1));
+                      "%s is %lld, for a sequence of %lld it must be -%lld to %lld, or LOOM_DEFAULT_START",
+                      field + 5, (long long)start, (long long)seq, (long long)MAX_START,
+                      (long long)(MAX_START - seq + 1));
 }
 
 static loom_status fail_tensor(int32_t index, const char *member, loom_error *error, const char *format,
@@ -100,10 +102,10 @@ static loom_status fail_tensor(int32_t index, const char *member, loom_error *er
     return loom__fail(error, LOOM_INVALID, field, format, TENSORS[index].name, value);
 }
 
-/* Strides of the axes that count: none negative, the last element within reach, and where the tensor is written no
- * two rows of `inner` elements on one another. */
-static loom_status check_strides(const int64_t *strides, const int64_t *extents, int64_t inner, int64_t element_bytes,
-                                 int32_t index, bool written, loom_error *error) {
+/* Strides of the axes that count: none negative, the last element within reach, and where the tensor is
+ * written no two rows of `inner` elements on one another. */
+static loom_status check_strides(const int64_t *strides, const int64_t *extents, int64_t inner,
+                                 int64_t element_bytes, int32_t index, bool written, loom_error *error) {
     static const char *const AXES[] = {"batch", "seq", "head"};
     char field[48] = "args.";
     int sorted[AXIS_DIM], count = 0;
@@ -132,10 +134,11 @@ static loom_status check_strides(const int64_t *strides, const int64_t *extents,
     for (int i = 0; written && i < count; i++) {
         int axis = sorted[i];
         if (strides[axis] < span) {
-            return loom__fail(error, LOOM_INVALID, strcat(strcat(field, TENSORS[index].name), ".stride"),
-                              "%s.stride[%d] is %lld, but the axes of smaller strides span %lld elements: the tensor "
-                              "is written, its elements must lie apart",
-                              TENSORS[index].name, axis, (long long)strides[axis], (long long)span);
+            return loom__fail(
+                error, LOOM_INVALID, strcat(strcat(field, TENSORS[index].name), ".stride"),
+                "%s.stride[%d] is %lld, but the axes of smaller strides span %lld elements: the tensor "
+                "is written, its elements must lie apart",
+                TENSORS[index].name, axis, (long long)strides[axis], (long long)span);
         }
         span += (extents[axis] - 1) * strides[axis];
     }
@@ -172,7 +175,8 @@ static loom_status check_tensor(const loom_plan *plan, const loom_args *args, lo
     int64_t extents[] = {args->shape.batch, TENSORS[index].per_key ? args->shape.seq_k : args->shape.seq_q,
                          TENSORS[index].per_key ? args->shape.heads_kv : args->shape.heads_q};
     int64_t inner = is_float ? 1 : TENSORS[index].is_value ? plan->dv : plan->d;
-    LOOM_TRY(NULL, check_strides(tensor->stride, extents, inner, element_bytes, index, is_written(index, pass), error));
+    LOOM_TRY(NULL, check_strides(tensor->stride, extents, inner, element_bytes, index,
+                                 is_written(index, pass), error));
     if (is_float) return LOOM_OK;
     *bits |= (uint64_t)(uintptr_t)tensor->data;
     for (int axis = AXIS_BATCH; axis < AXIS_DIM; axis++) {
@@ -222,12 +226,14 @@ static loom_status check_array(const loom_plan *plan, int32_t slot, const loom_p
         int64_t extent = param_extent(&facts->dims[axis], values), reach;
         if (extent < 2) continue;
         bool over = __builtin_mul_overflow(extent - 1, param->stride[axis], &reach) ||
-                    __builtin_add_overflow(last, reach, &last) || last >= MAX_OFFSET_BYTES / facts->element_bytes;
+                    __builtin_add_overflow(last, reach, &last) ||
+                    last >= MAX_OFFSET_BYTES / facts->element_bytes;
         if (param->stride[axis] >= 0 && !over) continue;
-        return loom__fail(error, LOOM_INVALID, "args.params", "params[%d] (%s): stride[%d] is %lld with %lld along it: %s",
-                          slot, facts->name, axis, (long long)param->stride[axis], (long long)extent,
-                          over && param->stride[axis] > 0 ? "the last element would lie 2^62 bytes or more from the first"
-                                                          : "strides may not be negative");
+        return loom__fail(
+            error, LOOM_INVALID, "args.params", "params[%d] (%s): stride[%d] is %lld with %lld along it: %s",
+            slot, facts->name, axis, (long long)param->stride[axis], (long long)extent,
+            over && param->stride[axis] > 0 ? "the last element would lie 2^62 bytes or more from the first"
+                                            : "strides may not be negative");
     }
     return LOOM_OK;
 }

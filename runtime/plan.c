@@ -2,10 +2,10 @@
  *
  *     generator -> packing tables -> for each kernel: cache, else source and compile, in parallel -> load
  *
- * Called through attnloom.h. Up to the tables the context's lock is held (describe); what follows (construct) runs
- * without it, on a thread of the plan with LOOM_ASYNC, and takes it for each visit to Lua. Plans compile side by
- * side, each with as many threads as it has missing kernels; what one plan compiles others wait for (claims). Fails
- * with the status of the step that failed; nothing stays behind.
+ * Called through attnloom.h. Up to the tables the context's lock is held (describe); what follows (construct)
+ * runs without it, on a thread of the plan with LOOM_ASYNC, and takes it for each visit to Lua. Plans compile
+ * side by side, each with as many threads as it has missing kernels; what one plan compiles others wait for
+ * (claims). Fails with the status of the step that failed; nothing stays behind.
  */
 #define _GNU_SOURCE
 #include "plan.h"
@@ -48,7 +48,8 @@ static loom_status check_desc(loom_context *context, const loom_plan_desc *desc,
     }
     if (desc->flags & ~(uint32_t)(LOOM_NO_COMPILE | LOOM_ASYNC)) {
         return loom__fail(error, LOOM_INVALID, "desc.flags",
-                          "flags are 0x%x, known are LOOM_NO_COMPILE (0x1) and LOOM_ASYNC (0x2)", desc->flags);
+                          "flags are 0x%x, known are LOOM_NO_COMPILE (0x1) and LOOM_ASYNC (0x2)",
+                          desc->flags);
     }
     int32_t alignment = desc->alignment;
     if (alignment < 0 || alignment > MAX_ALIGNMENT || (alignment & (alignment - 1))) {
@@ -69,9 +70,10 @@ static loom_status make_request(loom_context *context, const loom_plan_desc *des
     bool host_target = desc->target && strcmp(desc->target, "host") == 0;
     *device = NULL;
     if (desc->arch && desc->device != LOOM_DEVICE_NONE) {
-        return loom__fail(error, LOOM_INVALID, "desc.arch",
-                          "arch is %s, but device is %d, which has its own: leave arch NULL, or take LOOM_DEVICE_NONE",
-                          desc->arch, desc->device);
+        return loom__fail(
+            error, LOOM_INVALID, "desc.arch",
+            "arch is %s, but device is %d, which has its own: leave arch NULL, or take LOOM_DEVICE_NONE",
+            desc->arch, desc->device);
     }
     *request = (loom__request){.problem = desc->problem,
                                .target = desc->target,
@@ -382,7 +384,8 @@ static void compile_kernel(build_list *list, build *b) {
     const loom_context *context = list->plan->context;
     b->status = list->plan->host
                     ? loom__compile_host(context, b->label, b->source, &b->arena, &b->compiled, &b->error)
-                    : loom__compile_cuda(context, b->label, b->source, list->arch, &b->arena, &b->compiled, &b->error);
+                    : loom__compile_cuda(context, b->label, b->source, list->arch, &b->arena, &b->compiled,
+                                         &b->error);
 }
 
 /* Compiles all jobs; every one is tried, and the first failure in the plan's order is reported. */
@@ -500,7 +503,8 @@ static void find_all(loom_plan *plan, build **jobs, int32_t num_jobs) {
     build_list list = {.plan = plan, .work = find_kernel, .jobs = jobs, .num_jobs = num_jobs};
     run_jobs(&list, num_jobs / KERNELS_PER_THREAD);
     for (int32_t i = 0; i < num_jobs; i++)
-        loom__log(plan->context, LOOM__LOG_COMPILE, "cache %s kernel=%s", jobs[i]->hit ? "hit" : "miss", jobs[i]->label);
+        loom__log(plan->context, LOOM__LOG_COMPILE, "cache %s kernel=%s", jobs[i]->hit ? "hit" : "miss",
+                  jobs[i]->label);
 }
 
 /* Names and keys of a kernel. */
@@ -543,7 +547,8 @@ static bool is_claimed(const loom_context *context, const char *key) {
     return false;
 }
 
-/* Waits until nobody compiles any of the jobs, then claims them all: no plan holds some and waits for others. */
+/* Waits until nobody compiles any of the jobs, then claims them all: no plan holds some and waits for others.
+ */
 static void claim_jobs(loom_context *context, loom__claim *claim) {
     loom__context_lock(context);
     for (int32_t i = 0; i < claim->num_jobs;) {
@@ -588,7 +593,8 @@ struct loom__construction {
 };
 
 /* Compiles and loads what is missing, but for what another plan compiled meanwhile. */
-static loom_status build_claimed(loom__construction *c, build **missing, int32_t num_missing, loom_error *error) {
+static loom_status build_claimed(loom__construction *c, build **missing, int32_t num_missing,
+                                 loom_error *error) {
     loom_plan *plan = c->plan;
     loom_context *context = plan->context;
     int32_t num_jobs = 0;
@@ -715,9 +721,10 @@ static loom_status construct(loom__construction *c, loom_error *error) {
     if (status == LOOM_OK && plan->host && plan->launchable) status = prepare_threads(plan, error);
     loom__generator_release(plan->context, &c->generated);
     if (status != LOOM_OK) return status;
-    loom__log(plan->context, LOOM__LOG_COMPILE, "plan problem=\"%s\" target=%s arch=%s kernels=%d seconds=%.4f",
-              plan->texts[LOOM_TEXT_PROBLEM], plan->texts[LOOM_TEXT_TARGET], plan->texts[LOOM_TEXT_ARCH],
-              plan->num_kernels, loom__now() - c->start);
+    loom__log(plan->context, LOOM__LOG_COMPILE,
+              "plan problem=\"%s\" target=%s arch=%s kernels=%d seconds=%.4f", plan->texts[LOOM_TEXT_PROBLEM],
+              plan->texts[LOOM_TEXT_TARGET], plan->texts[LOOM_TEXT_ARCH], plan->num_kernels,
+              loom__now() - c->start);
     return LOOM_OK;
 }
 
@@ -806,8 +813,8 @@ loom_status loom_plan_wait(loom_plan *plan, double timeout_seconds, loom_error *
     static const double LONGEST_SECONDS = 1e9;
     if (!plan) return loom__fail(error, LOOM_INVALID, "plan", "plan is NULL");
     if (!(timeout_seconds >= 0)) {
-        return loom__fail(error, LOOM_INVALID, "timeout_seconds", "timeout_seconds is %g, it must be 0 or more",
-                          timeout_seconds);
+        return loom__fail(error, LOOM_INVALID, "timeout_seconds",
+                          "timeout_seconds is %g, it must be 0 or more", timeout_seconds);
     }
     if (loom__plan_is_ready(plan)) return LOOM_OK;
     loom__construction *c = plan->construction;

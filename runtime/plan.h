@@ -1,5 +1,5 @@
-/* plan.h - the inside of a plan: made by plan.c, read by launch.c. Immutable once `state` is not COMPILING, but for
- * certificates. */
+/* plan.h - the inside of a plan: made by plan.c, read by launch.c. Immutable once `state` is not COMPILING,
+ * but for certificates. */
 #ifndef LOOM_PLAN_H
 #define LOOM_PLAN_H
 

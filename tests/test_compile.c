@@ -379,8 +379,10 @@ static void test_async(void **state) {
     assert_int_equal(bytes, 0);
     /* What needs one says so. */
     loom_kernel kernel = LOOM_KERNEL_INIT;
-    assert_fails(error, LOOM_NOT_FOUND, "plan", "still compiling|loom_plan_wait", loom_forward(plan, &args, NULL, &error));
-    assert_fails(error, LOOM_NOT_FOUND, "plan", "still compiling", loom_plan_kernel(plan, 0, &kernel, &error));
+    assert_fails(error, LOOM_NOT_FOUND, "plan", "still compiling|loom_plan_wait",
+                 loom_forward(plan, &args, NULL, &error));
+    assert_fails(error, LOOM_NOT_FOUND, "plan", "still compiling",
+                 loom_plan_kernel(plan, 0, &kernel, &error));
     assert_fails(error, LOOM_NOT_FOUND, "plan", "still compiling", loom_plan_certify(plan, "text", &error));
     assert_fails(error, LOOM_NOT_FOUND, "plan", "still compiling", loom_plan_wait(plan, 0, &error));
     double start = loom__now();
@@ -427,7 +429,8 @@ static void test_async_failure(void **state) {
     desc.problem = "a refused";
     desc.device = LOOM_DEVICE_HOST;
     desc.flags = LOOM_ASYNC;
-    assert_fails(error, LOOM_INVALID, "problem.words", "refused", loom_plan_create(context, &desc, &plan, &error));
+    assert_fails(error, LOOM_INVALID, "problem.words", "refused",
+                 loom_plan_create(context, &desc, &plan, &error));
     assert_null(plan);
 
     plan = async_plan(context, "fp32");

@@ -29,7 +29,8 @@ static struct fake {
     bool quiet; /* launches are not recorded */
 } fake;
 
-/* Contexts that are current belong to a thread; all else above is under the lock where threads load kernels. */
+/* Contexts that are current belong to a thread; all else above is under the lock where threads load kernels.
+ */
 static _Thread_local struct {
     loom__cuda_handle stack[8];
     int depth;
@@ -76,8 +77,9 @@ static int f_load(loom__cuda_handle *module, const void *image) {
     bool failing = fake.failing_load && fake.failing_load--;
     if (!failing) fake.modules++;
     pthread_mutex_unlock(&fake_lock);
+    if (failing) return 200;
     *module = (loom__cuda_handle)(uintptr_t)image;
-    return failing ? 200 : 0;
+    return 0;
 }
 static int f_unload(loom__cuda_handle module) { return fake.modules--, module == NULL; }
 static int f_function(loom__cuda_handle *function, loom__cuda_handle module, const char *name) {
@@ -144,6 +146,7 @@ static loom_status gpu_plan(loom_context *context, const char *problem, int32_t 
 
 static loom_context *gpu_context(void) {
     memset(&fake, 0, sizeof fake);
+    memset(&current, 0, sizeof current);
     setenv("LOOM_NVRTC_DIR", rig_nvrtc(), 1);
     return rig_context(&HOOKS);
 }
@@ -298,7 +301,8 @@ static void test_checks(void **state) {
     /* What strides span. */
     REFUSED(b->args.q.stride[0] = (int64_t)1 << 61, loom_forward, LOOM_INVALID, "args.q.stride",
             "q.stride[0] is 2305843009213693952 with 2 along batch: the last element|2^62 bytes");
-    REFUSED(b->args.k.stride[1] = INT64_MAX, loom_forward, LOOM_INVALID, "args.k.stride", "k.stride[1] is 9223372036854775807");
+    REFUSED(b->args.k.stride[1] = INT64_MAX, loom_forward, LOOM_INVALID, "args.k.stride",
+            "k.stride[1] is 9223372036854775807");
     REFUSED((b->args.v.stride[0] = (int64_t)1 << 59, b->args.v.stride[2] = (int64_t)1 << 59), loom_forward,
             LOOM_INVALID, "args.v.stride", "v.stride[2] is 576460752303423488|2^62 bytes");
     REFUSED(b->args.q.stride[1] = -64, loom_forward, LOOM_INVALID, "args.q.stride",
@@ -306,17 +310,22 @@ static void test_checks(void **state) {
     REFUSED(b->args.lse.stride[1] = INT64_MIN, loom_forward, LOOM_INVALID, "args.lse.stride", "negative");
     REFUSED(b->params[2].stride[0] = (int64_t)1 << 60, loom_forward, LOOM_INVALID, "args.params",
             "params[2] (ids): stride[0] is 1152921504606846976 with 6 along it|2^62 bytes");
-    REFUSED(b->params[2].stride[0] = -1, loom_forward, LOOM_INVALID, "args.params", "stride[0] is -1|negative");
+    REFUSED(b->params[2].stride[0] = -1, loom_forward, LOOM_INVALID, "args.params",
+            "stride[0] is -1|negative");
     /* o is [2, 10, 4, 8]. */
     REFUSED(b->args.o.stride[1] = 8, loom_forward, LOOM_INVALID, "args.o.stride",
             "o.stride[2] is 8|span 80 elements: the tensor is written, its elements must lie apart");
     REFUSED(b->args.o.stride[1] = 31, loom_forward, LOOM_INVALID, "args.o.stride",
             "o.stride[1] is 31, but the axes of smaller strides span 32 elements");
-    REFUSED(b->args.o.stride[0] = 319, loom_forward, LOOM_INVALID, "args.o.stride", "stride[0] is 319|span 320");
+    REFUSED(b->args.o.stride[0] = 319, loom_forward, LOOM_INVALID, "args.o.stride",
+            "stride[0] is 319|span 320");
     REFUSED(b->args.o.stride[2] = 7, loom_forward, LOOM_INVALID, "args.o.stride", "stride[2] is 7|span 8");
-    REFUSED(b->args.lse.stride[2] = 9, loom_forward, LOOM_INVALID, "args.lse.stride", "lse.stride[2] is 9|span 10");
-    REFUSED(b->args.dq.stride[2] = 15, loom_backward, LOOM_INVALID, "args.dq.stride", "dq.stride[2] is 15|span 16");
-    REFUSED(b->args.dv.stride[1] = 15, loom_backward, LOOM_INVALID, "args.dv.stride", "dv.stride[1] is 15|span 16");
+    REFUSED(b->args.lse.stride[2] = 9, loom_forward, LOOM_INVALID, "args.lse.stride",
+            "lse.stride[2] is 9|span 10");
+    REFUSED(b->args.dq.stride[2] = 15, loom_backward, LOOM_INVALID, "args.dq.stride",
+            "dq.stride[2] is 15|span 16");
+    REFUSED(b->args.dv.stride[1] = 15, loom_backward, LOOM_INVALID, "args.dv.stride",
+            "dv.stride[1] is 15|span 16");
     /* Apart in any order: [batch, head, seq, dim], lse as [batch, seq, head], an axis of one. */
     b->args.o = (loom_tensor){b->args.o.data, {320, 8, 80, 1}};
     b->args.lse = (loom_tensor){b->args.lse.data, {40, 4, 1, 0}};
