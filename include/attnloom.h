@@ -33,9 +33,9 @@
  * loom_error; no call prints (but for the log, see loom_options), exits or aborts. INVALID means the caller is
  * wrong, UNSUPPORTED that the library or device cannot do it.
  *
- * Threads. A context may be shared by threads: what they share is locked inside, and a plan that compiles keeps no
- * other plan waiting, unless they want the same kernel. A plan is immutable: any number of threads may launch one plan
- * at once, on any streams. Destroying is the caller's to order: plans before their context.
+ * Threads. A context may be shared by threads: what they share is locked inside, and a plan that compiles keeps
+ * no other plan waiting, unless both want the same kernel. A plan is immutable: any number of threads may launch
+ * one plan at once, on any streams. Destroying is the caller's to order: plans before their context.
  *
  * ABI. Structs that may grow begin with `size`, set by the LOOM_*_INIT macros; fields are only ever appended, and
  * a zero in an appended field keeps the old behaviour. Enum values never change.
@@ -167,14 +167,14 @@ LOOM_API loom_status loom_plan_create(loom_context *context, const loom_plan_des
 /* NULL is a no-op; launches in flight must have ended. Waits for a compile that is not finished. */
 LOOM_API void loom_plan_destroy(loom_plan *plan);
 
-/* With LOOM_ASYNC loom_plan_create checks everything, answers what is wrong with problem, target, device and schedules,
- * and returns a plan whose texts, params and workspace can be asked for at once, while its kernels are still compiled.
- * Until then launches, loom_plan_kernel and loom_plan_certify answer NOT_FOUND with field "plan"; if the compile fails
- * they answer its error.
+/* With LOOM_ASYNC loom_plan_create checks everything, answers what is wrong with problem, target, device and
+ * schedules, and returns a plan whose texts, params and workspace can be asked for at once, while its kernels are
+ * still compiled. Until then launches, loom_plan_kernel and loom_plan_certify answer NOT_FOUND with field "plan";
+ * if the compile fails they answer its error.
  *
- * Waits until the kernels are there, at most timeout_seconds (0: only asks; INFINITY: without end). OK when they are,
- * at once for plans without LOOM_ASYNC; NOT_FOUND with field "plan" when the time is over; else the error of the
- * compile, each time it is asked. Any number of threads may wait. */
+ * Waits until the kernels are there, at most timeout_seconds (0: only asks; INFINITY: without end). OK when they
+ * are, at once for plans without LOOM_ASYNC; NOT_FOUND with field "plan" when the time is over; else the error of
+ * the compile, each time it is asked. Any number of threads may wait. */
 LOOM_API loom_status loom_plan_wait(loom_plan *plan, double timeout_seconds, loom_error *error);
 
 /* Slot of a parameter of the problem by its name, -1 if it has none of that name. */
@@ -212,7 +212,7 @@ typedef struct loom_kernel {
     int32_t threads;         /* per block, 1 on host */
     double compile_seconds;  /* 0 when cached */
 } loom_kernel;
-#define LOOM_KERNEL_INIT                                                                                             \
+#define LOOM_KERNEL_INIT \
     {sizeof(loom_kernel), NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 0, 0, 0, 0, 0, 0, 0.0}
 
 LOOM_API int32_t loom_plan_num_kernels(const loom_plan *plan);
@@ -224,9 +224,10 @@ LOOM_API loom_status loom_plan_certify(loom_plan *plan, const char *text, loom_e
 /* -- Launch ------------------------------------------------------------------------------------------------ */
 
 /* A tensor [batch, seq, head, dim]; strides in elements in that order, 0 = broadcast where the tensor is only read.
- * stride[3] must be 1 (the head dim is contiguous) and is ignored for lse and dlse, which have no dim. The stride of an
- * axis of size 1 is ignored too. Strides may not be negative, the last element must lie within 2^62 bytes, and the rows
- * of a written tensor must lie apart: sorted by stride, each axis must step over all that the axes below it span. */
+ * stride[3] must be 1 (the head dim is contiguous) and is ignored for lse and dlse, which have no dim; the stride of
+ * an axis of size 1 is ignored too. Strides may not be negative, the last element must lie within 2^62 bytes, and the
+ * rows of a written tensor must lie apart: in the order of strides, each axis steps over all that those before span.
+ */
 typedef struct loom_tensor {
     void *data;
     int64_t stride[4];
@@ -257,8 +258,8 @@ typedef struct loom_param {
 #define LOOM_DEFAULT_START INT64_MIN
 
 /* Arguments of a launch. All device pointers (host pointers on host). What is not wanted is left NULL.
- * Forward reads q k v params, writes o and, where given, lse; o is always needed. Backward reads q k v o lse dout params
- * and, where given, dlse; writes those of dq dk dv that are given.
+ * Forward reads q k v params, writes o and, where given, lse; o is always needed. Backward reads q k v o lse dout
+ * params and, where given, dlse; it writes those of dq dk dv that are given.
  * Outputs are written completely and may not share an element with inputs or each other; k and v may alias. */
 typedef struct loom_args {
     size_t size;
@@ -275,10 +276,11 @@ typedef struct loom_args {
     size_t workspace_bytes;
 } loom_args;
 #define LOOM__TENSOR_INIT {NULL, {0, 0, 0, 0}}
-#define LOOM_ARGS_INIT                                                                                               \
-    {sizeof(loom_args), {0, 0, 0, 0, 0}, 0.0f, LOOM_DEFAULT_START, LOOM_DEFAULT_START,                               \
-     LOOM__TENSOR_INIT, LOOM__TENSOR_INIT, LOOM__TENSOR_INIT, LOOM__TENSOR_INIT, LOOM__TENSOR_INIT,                   \
-     LOOM__TENSOR_INIT, LOOM__TENSOR_INIT, LOOM__TENSOR_INIT, LOOM__TENSOR_INIT, LOOM__TENSOR_INIT, NULL, 0, NULL, 0}
+#define LOOM_ARGS_INIT \
+    {sizeof(loom_args), {0, 0, 0, 0, 0}, 0.0f, LOOM_DEFAULT_START, LOOM_DEFAULT_START, \
+     LOOM__TENSOR_INIT, LOOM__TENSOR_INIT, LOOM__TENSOR_INIT, LOOM__TENSOR_INIT, LOOM__TENSOR_INIT, \
+     LOOM__TENSOR_INIT, LOOM__TENSOR_INIT, LOOM__TENSOR_INIT, LOOM__TENSOR_INIT, LOOM__TENSOR_INIT, \
+     NULL, 0, NULL, 0}
 
 typedef enum loom_pass { LOOM_FORWARD = 0, LOOM_BACKWARD = 1 } loom_pass;
 
