@@ -81,12 +81,14 @@ static const char *const PROBLEMS[] = {
     " params={near: i32, slope: f32, stride: i32} backward",
 };
 
-/* Kernels that may spill up to MOST_SPILL_BYTES, each with the reason why no schedule without spills is taken. The
- * bytes are of NVRTC 13.0; other versions share out registers in their own ways. */
+/* Kernels that may spill up to MOST_SPILL_BYTES, by the schedule's first words, each with the reason why no schedule
+ * without spills is taken: TFLOP/s of bench/results/h200-mma-schedules.csv. The rest of a kernel does not spill. */
 static const struct spill {
-    const char *archs, *dim, *kernel, *schedule, *reason;
+    const char *kernel, *schedule, *reason;
 } SPILLS[] = {
-    {"none", "", "", "", ""},
+    {"forward", "tile=128x64 warps=4 ", "d=128: 338 against 316 of 128x32 and 289 of 64x64"},
+    {"backward_dkv", "tile=32x128 warps=4 rows=32 split=1 ", "d=64: 271 against 216 of 64x128 rows=16"},
+    {"backward_dkv", "tile=64x128 warps=8 rows=32 split=2 ", "d=128: 259 against 237 of 64x128 rows=16"},
 };
 
 static loom_context *context;
@@ -95,20 +97,10 @@ static bool used[COUNT(SPILLS)];
 
 /* -- One plan -------------------------------------------------------------------------------------------- */
 
-/* Whether `word` stands between spaces or ends in `list`. */
-static bool has_word(const char *list, const char *word) {
-    size_t length = strlen(word);
-    for (const char *at = list; (at = strstr(at, word)); at += length)
-        if ((at == list || at[-1] == ' ') && (at[length] == ' ' || !at[length])) return true;
-    return false;
-}
-
-static bool may_spill(const char *arch, const char *problem, const char *kernel, const char *schedule) {
+static bool may_spill(const char *kernel, const char *schedule) {
     for (size_t i = 0; i < COUNT(SPILLS); i++) {
         const struct spill *s = &SPILLS[i];
-        if (has_word(s->archs, arch) && has_word(problem, s->dim) && !strcmp(kernel, s->kernel) &&
-            !strcmp(schedule, s->schedule))
-            return used[i] = true;
+        if (!strcmp(kernel, s->kernel) && !strncmp(schedule, s->schedule, strlen(s->schedule))) return used[i] = true;
     }
     return false;
 }
@@ -145,7 +137,7 @@ static int check_plan(const char *text, const char *arch) {
         assert_in_range(kernel.registers, 1, 255);
         assert_true(kernel.spill_bytes >= 0);
         if (kernel.spill_bytes == 0) continue;
-        bool fine = kernel.spill_bytes <= MOST_SPILL_BYTES && may_spill(arch, problem, kernel.name, schedule);
+        bool fine = kernel.spill_bytes <= MOST_SPILL_BYTES && may_spill(kernel.name, schedule);
         printf("%s: %d spill bytes, %d registers: %s %s, %s, %s\n  attnloom compile \"%s\" --arch %s%s\n",
                fine ? "listed" : "FAILED", kernel.spill_bytes, kernel.registers, kernel.name, kernel.variant, arch,
                schedule, problem, arch, forward ? "" : " --pass backward");
@@ -166,8 +158,7 @@ static void kernels_do_not_spill(void **state) {
     }
     for (size_t i = 0; i < COUNT(SPILLS) && num_parts == 1; i++) {
         if (used[i]) continue;
-        printf("FAILED: no kernel spills as SPILLS says of %s %s %s %s\n", SPILLS[i].archs, SPILLS[i].dim,
-               SPILLS[i].kernel, SPILLS[i].schedule);
+        printf("FAILED: no kernel spills as SPILLS says of %s %s\n", SPILLS[i].kernel, SPILLS[i].schedule);
         num_failed++;
     }
     if (num_failed) fail_msg("%d failures, listed above", num_failed);

@@ -299,7 +299,8 @@ static __device__ __forceinline__ bool is_seen(unsigned long long seen, int i, i
 }
 
 // A key that a row does not see may hold inf or NaN, yet its weight 0 would make NaN of it in a product of tiles. So
-// on partial tiles such values are found and cleared; rows that do see one get NaN in the columns that hold any.
+// on partial tiles such values are found and cleared; a row that does see one gets NaN in every column that holds one in
+// some partial tile of the block.
 
 // 0xffff in each half of a pair of bf16 that is inf or NaN (its exponent bits are all ones).
 static __device__ __forceinline__ unsigned nonfinite_halves(unsigned pair) {
@@ -339,7 +340,7 @@ static __device__ __forceinline__ bool find_nonfinite(Nonfinite *found, bool fir
         const unsigned halves = nonfinite_halves(pair) & 0x00020001u;
         if (halves) {
             atomicOr(&found->rows[row / 32], 1u << row % 32);
-            atomicOr(&found->columns[column / 32], (halves | halves >> 16) << column % 32);
+            atomicOr(&found->columns[column / 32], ((halves | halves >> 16) & 3u) << column % 32);
         }
     }
     __syncthreads();
