@@ -195,7 +195,7 @@ function mma.backward_dq(problem, s)
     local d, dv = head_dims(problem)
     return {
         name = "backward_dq", template = "mma/backward_dq.cu", calls = {keys = true, slope = true}, title = "dQ = scale dS K, in the order of keys",
-        threads = 32 * s.dq_warps,
+        threads = 32 * s.dq_warps, blocks_per_sm = 8 // s.dq_warps,
         constants = append({
             {"dim_qk", problem.d, "head dim of q and k"},
             {"dim_v", problem.dv, "head dim of v and o"},
@@ -372,7 +372,7 @@ function kernel.accumulators(problem, pass, s)
     local d, dv = head_dims(problem)
     -- O; S counts more than once for what is made of it: maxima, P, indices
     if pass == "forward" then return s.tile_q // s.warps * (5 * dv + 8 * s.tile_k) // 160 end
-    return s.rows * (d + dv + 2 * s.tile_q) // s.split // 32  -- dK, dV; S^T and dP^T
+    return s.rows * (2 * d + 2 * dv + 5 * s.tile_q) // s.split // 64  -- dK, dV; S^T and dP^T in the same way
 end
 
 return kernel

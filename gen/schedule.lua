@@ -80,7 +80,7 @@ local SPACE = {
 
 -- Registers a thread needs besides its accumulators: fragments in flight, addresses, row statistics. Read off the
 -- compiled kernels of bench/results.
-local OTHER_REGISTERS = {forward = 22, backward = 34}
+local OTHER_REGISTERS = {forward = 22, backward = 30}
 
 local HOST_MOST_ROWS = 512              -- of a tile: bounds the scratch memory of a thread
 local HOST_CACHE_BYTES = 512 * 1024     -- the part of a core's L2 cache that scratch memory may fill

@@ -53,7 +53,7 @@ constexpr float log2_e = 1.44269504f;
 //@ part("product", {name = "add_dsk", tiles = 1, columns = "qk_columns", steps = c.tile_k // 16,
 //@                  a = "registers", a_columns = "key_columns", b = "columns", b_pitch = "pitch_qk"})
 
-extern "C" __global__ void __launch_bounds__(threads) ${symbol}(const __grid_constant__ LoomArgs args) {
+extern "C" __global__ void __launch_bounds__(threads, ${k.blocks_per_sm}) ${symbol}(const __grid_constant__ LoomArgs args) {
     extern __shared__ __align__(128) unsigned char shared[];
     const unsigned smem = (unsigned)__cvta_generic_to_shared(shared);
 
