@@ -11,12 +11,16 @@ grid, workspace. Emission (emit.lua) and the runtime (descriptors, docs/design.m
 
 `schedule` is a table of integers, see schedule.lua. ]]
 
+local expression = require "expression"
+
 local kernel = {}
 
 local FLOAT_BYTES, HALF_BYTES = 4, 2
 local MMA_K = 16        -- depth of one mma
 local MMA_N = 8         -- columns of one mma
 local CHUNK = 8         -- elements in 16 bytes, the unit of copies and of ldmatrix rows
+
+local DQ_REGISTERS = 64 -- most accumulators for the columns of dQ that a warp of backward_dkv computes at once
 
 local function round_up(value, unit) return (value + unit - 1) // unit * unit end
 
@@ -161,6 +165,17 @@ function mma.backward_delta(problem, s)
     }
 end
 
+-- Columns of dQ a warp of backward_dkv computes at once: all, or as many pairs as leave room beside dK and dV.
+local function dq_step(problem, s)
+    local query_warps = math.min(s.warps, s.tile_q // s.rows)
+    local pairs_of_columns = share(head_dims(problem), s.warps // query_warps) // 2
+    local registers = 8 * (s.tile_q // query_warps // 16) -- of a pair
+    if pairs_of_columns * registers <= DQ_REGISTERS then return 2 * pairs_of_columns end
+    local step = math.max(DQ_REGISTERS // 2 // registers, 1)
+    while pairs_of_columns % step ~= 0 do step = step - 1 end
+    return 2 * step
+end
+
 function mma.backward_dkv(problem, s)
     local d, dv = head_dims(problem)
     local key_warps = s.warps // s.split
@@ -182,6 +197,7 @@ function mma.backward_dkv(problem, s)
             {"query_warps", query_warps, "groups of warps along the queries of dQ"},
             {"query_tiles", s.tile_q // query_warps // 16, "16-query mma tiles of dQ of a warp"},
             {"dq_columns", share(d, s.warps // query_warps), "8-wide columns of dQ a warp computes"},
+            {"dq_step", dq_step(problem, s), "of these at once, which bounds registers"},
         }), seen_constants(s.tile_q // MMA_N // s.split)),
         shared = mma_shared.backward_dkv(problem, s),
         phases = {"work, k and v", "S^T = K Q^T", "P^T", "dP^T = V dO^T, dS^T", "dV += P^T dO, dK += dS^T Q",
@@ -368,11 +384,31 @@ function kernel.smem_bytes(problem, pass, target, s)
     return most
 end
 
+-- Whether the score reads an array at the key: one value an element.
+local function score_reads_keys(problem)
+    local found = false
+    local function visit_index(node)
+        found = found or node.op == "var" and (node.name == "k" or node.name == "col")
+    end
+    if problem.score then
+        expression.walk(problem.score, function(node)
+            if node.op ~= "load" then return end
+            for _, index in ipairs(node.args) do expression.walk(index, visit_index) end
+        end)
+    end
+    return found
+end
+
 function kernel.accumulators(problem, pass, s)
     local d, dv = head_dims(problem)
-    -- O; S counts more than once for what is made of it: maxima, P, indices
-    if pass == "forward" then return s.tile_q // s.warps * (5 * dv + 8 * s.tile_k) // 160 end
-    return s.rows * (2 * d + 2 * dv + 5 * s.tile_q) // s.split // 64  -- dK, dV; S^T and dP^T in the same way
+    -- O; S counts more than once for what is made of it: maxima, P, indices, values a score reads
+    if pass == "forward" then
+        return s.tile_q // s.warps * (5 * dv + (score_reads_keys(problem) and 10 or 8) * s.tile_k) // 160
+    end
+    -- dK and dV; beside them S^T and dP^T in the same way, then a part of dQ
+    local query_tiles = s.tile_q // math.min(s.warps, s.tile_q // s.rows) // 16
+    local dq = problem.deterministic and 0 or 5 * query_tiles * dq_step(problem, s)
+    return s.rows * (d + dv) // s.split // 32 + math.max(5 * s.rows * s.tile_q // s.split // 64, dq)
 end
 
 return kernel

@@ -63,7 +63,7 @@ local SPACE = {
             } do
                 for blocks = 2, 1, -1 do
                     for stages = 2, 1, -1 do
-                        for _, dq in ipairs(problem.deterministic and {{64, 4}, {32, 4}, {16, 2}} or {{}}) do
+                        for _, dq in ipairs(problem.deterministic and {{64, 4}, {32, 4}, {16, 4}, {16, 2}} or {{}}) do
                             list[#list + 1] = {
                                 tile_q = row[1], tile_k = row[2], warps = row[3], rows = row[4], split = row[5],
                                 stages = stages, blocks = blocks, dq_tile_k = dq[1], dq_warps = dq[2],
@@ -79,8 +79,17 @@ local SPACE = {
 }
 
 -- Registers a thread needs besides its accumulators: fragments in flight, addresses, row statistics. Read off the
--- compiled kernels of bench/results.
+-- compiled kernels of tests/test_kernels.c.
 local OTHER_REGISTERS = {forward = 22, backward = 30}
+local NARROW_REGISTERS = 26 -- more of a backward whose warps have 16 keys of their own: an operand serves one mma
+local COPY_REGISTERS = 32   -- more of a backward where copies to shared memory pass through registers
+
+local function registers(problem, pass, s, a)
+    local needed = kernel.accumulators(problem, pass, s) + OTHER_REGISTERS[pass]
+    if pass == "backward" and s.rows == 16 and s.split == 1 then needed = needed + NARROW_REGISTERS end
+    if pass == "backward" and not a.cp_async then needed = needed + COPY_REGISTERS end
+    return needed
+end
 
 local HOST_MOST_ROWS = 512              -- of a tile: bounds the scratch memory of a thread
 local HOST_CACHE_BYTES = 512 * 1024     -- the part of a core's L2 cache that scratch memory may fill
@@ -113,8 +122,8 @@ local RULES = {
             if s.stages == 1 or s.stages == 2 then return nil end
             return ("stages %d is not 1 or 2"):format(s.stages)
         end},
-        {nil, function(s, problem, pass)
-            local needed = kernel.accumulators(problem, pass, s) + OTHER_REGISTERS[pass]
+        {nil, function(s, problem, pass, a)
+            local needed = registers(problem, pass, s, a)
             local limit = math.min(arch_facts.registers_thread, arch_facts.registers_sm // (32 * s.warps * s.blocks))
             if needed <= limit then return nil end
             return ("needs about %d registers a thread, %d block(s) of %d threads leave %d"):format(

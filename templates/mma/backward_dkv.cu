@@ -29,6 +29,8 @@ constexpr float log2_e = 1.44269504f;
 //@ part("seen", {tiles = c.key_tiles, columns = c.seen_columns, along = "queries"})
 
 //@ if has_mask and not deterministic then
+//@ part("here")
+
 //@ part("careful")
 
 //@ end
@@ -65,7 +67,7 @@ constexpr float log2_e = 1.44269504f;
 
 //@ if not deterministic then
 // dQ = dS K
-//@ part("product", {name = "add_dsk", tiles = "query_tiles", columns = "dq_columns", steps = c.tile_k // 16,
+//@ part("product", {name = "add_dsk", tiles = "query_tiles", columns = "dq_step", steps = c.tile_k // 16,
 //@                  a = "columns", a_pitch = "pitch_ds", b = "columns", b_pitch = "pitch_qk"})
 
 //@ end
@@ -176,7 +178,12 @@ extern "C" __global__ void __launch_bounds__(threads, ${k.blocks_per_sm}) ${symb
     const unsigned tile_lane = 2 * (key * pitch_ds + query);
 //@ end
 //@ if has_mask and not deterministic then
-    bool careful = false, first_step = true;
+    bool careful = false;  // these keys have values that are not finite
+    if (ahead.head < head_end) {
+        copies_wait();
+        __syncthreads();  // k is here
+        careful = find_nonfinite(nonfinite, true, smem + smem_k, tile_k, pitch_qk, depth_qk);
+    }
 //@ end
 
     while (ahead.head < head_end) {
@@ -201,8 +208,6 @@ extern "C" __global__ void __launch_bounds__(threads, ${k.blocks_per_sm}) ${symb
         if (ahead.head < head_end) load_ahead();
 //@ end
 //@ if has_mask and not deterministic then
-        if (first_step) careful = find_nonfinite(nonfinite, true, smem + smem_k, tile_k, pitch_qk, depth_qk);
-        first_step = false;
         if (careful) {
             if (threadIdx.x < 8) spoilt_queries[threadIdx.x] = 0;
             __syncthreads();  // before any warp marks one
@@ -340,19 +345,20 @@ extern "C" __global__ void __launch_bounds__(threads, ${k.blocks_per_sm}) ${symb
                     }
             } else
 //@ end
-            {
-                float dq[query_tiles][dq_columns][4];  // [query, column]
+#pragma unroll 1
+            for (int first = 0; first < dq_columns; first += dq_step) {
+                float dq[query_tiles][dq_step][4];  // [query, column]
 #pragma unroll
                 for (int i = 0; i < query_tiles; ++i)
 #pragma unroll
-                    for (int j = 0; j < dq_columns; ++j)
+                    for (int j = 0; j < dq_step; ++j)
 #pragma unroll
                         for (int e = 0; e < 4; ++e) dq[i][j][e] = 0;
-                add_dsk(dq, ds_lane, k_columns);
+                add_dsk(dq, ds_lane, k_columns + 2 * 8 * first);
 #pragma unroll
                 for (int i = 0; i < query_tiles; ++i)
 #pragma unroll
-                    for (int j = 0; j < dq_columns; j += 2) add_dq(dq[i][j], dq[i][j + 1], i, j);
+                    for (int j = 0; j < dq_step; j += 2) add_dq(dq[i][j], dq[i][j + 1], i, first + j);
             }
         }
 //@ end

@@ -28,6 +28,8 @@ constexpr float log2_e = 1.44269504f;
 //@ part("seen", {tiles = 1, columns = c.seen_columns, along = "keys"})
 
 //@ if has_mask then
+//@ part("here")
+
 //@ part("careful")
 
 //@ end

@@ -30,6 +30,8 @@ constexpr float slack = 8;  // a row's reference may lie this far (in powers of 
 //@ part("seen", {tiles = c.row_tiles, columns = c.seen_columns, along = "keys"})
 
 //@ if has_mask then
+//@ part("here")
+
 //@ part("careful")
 
 //@ end

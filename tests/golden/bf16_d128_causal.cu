@@ -189,7 +189,7 @@ static __device__ __forceinline__ void copies_wait() {
 // past end_row and columns past dim_qk become zero.
 static __device__ __forceinline__ void load_qk_rows(unsigned smem, const unsigned short *base, long long row_stride,
                                                 int rows, int first_row, int end_row) {
-    constexpr int chunks = depth_qk / 8;  // of a row
+    constexpr int chunks = depth_qk / 8;  // of a row, a thread each
     const int chunk = threadIdx.x % chunks;
     const int row_step = threads / chunks;
     int row = threadIdx.x / chunks;
@@ -210,7 +210,7 @@ static __device__ __forceinline__ void load_qk_rows(unsigned smem, const unsigne
 // past end_row and columns past dim_v become zero.
 static __device__ __forceinline__ void load_v_rows(unsigned smem, const unsigned short *base, long long row_stride,
                                                 int rows, int first_row, int end_row) {
-    constexpr int chunks = depth_v / 8;  // of a row
+    constexpr int chunks = depth_v / 8;  // of a row, a thread each
     const int chunk = threadIdx.x % chunks;
     const int row_step = threads / chunks;
     int row = threadIdx.x / chunks;
@@ -298,6 +298,13 @@ static __device__ __forceinline__ bool is_seen(unsigned long long seen, int i, i
     return seen >> (8 * j + 4 * i + e) & 1;
 }
 
+// x, as if it were not known before: what follows from it is computed where it is used. Otherwise the compiler does so ahead
+// of the loop of tiles, and rare paths hold registers all the while.
+static __device__ __forceinline__ int here(int x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
 // A key that a row does not see may hold inf or NaN, yet its weight 0 would make NaN of it in a product of tiles. So
 // on partial tiles such values are found and cleared; a row that does see one gets NaN in every column that holds one in
 // some partial tile of the block.
@@ -318,9 +325,9 @@ static __device__ __forceinline__ bool has_bit(const unsigned *set, int i) { ret
 // get the answer whether there are any; if not, `found` is not written. Columns are kept from tile to tile, from the
 // first with such values on.
 static __device__ __forceinline__ bool find_nonfinite(Nonfinite *found, bool first, unsigned smem, int rows, int pitch, int depth) {
-    const int chunks = depth / 8;
+    const int chunks = depth / 8, thread = here(threadIdx.x);
     unsigned any = 0;
-    for (int i = threadIdx.x; i < rows * chunks; i += threads) {
+    for (int i = thread; i < rows * chunks; i += threads) {
         uint4 chunk;
         asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
                      : "=r"(chunk.x), "=r"(chunk.y), "=r"(chunk.z), "=r"(chunk.w)
@@ -328,12 +335,12 @@ static __device__ __forceinline__ bool find_nonfinite(Nonfinite *found, bool fir
         any |= nonfinite_halves(chunk.x) | nonfinite_halves(chunk.y) | nonfinite_halves(chunk.z) | nonfinite_halves(chunk.w);
     }
     if (!__syncthreads_or(any != 0)) return false;
-    if (threadIdx.x < 8) {
-        found->rows[threadIdx.x] = 0;
-        if (first) found->columns[threadIdx.x] = 0;
+    if (thread < 8) {
+        found->rows[thread] = 0;
+        if (first) found->columns[thread] = 0;
     }
     __syncthreads();
-    for (int i = threadIdx.x; i < rows * (depth / 2); i += threads) {
+    for (int i = thread; i < rows * (depth / 2); i += threads) {
         const int row = i / (depth / 2), column = i % (depth / 2) * 2;
         unsigned pair;
         asm volatile("ld.shared.b32 %0, [%1];" : "=r"(pair) : "r"(smem + 2 * (row * pitch + column)));
@@ -349,7 +356,7 @@ static __device__ __forceinline__ bool find_nonfinite(Nonfinite *found, bool fir
 
 // Sets the values of a tile that are not finite to zero.
 static __device__ __forceinline__ void clear_nonfinite(unsigned smem, int rows, int pitch, int depth) {
-    for (int i = threadIdx.x; i < rows * (depth / 2); i += threads) {
+    for (int i = here(threadIdx.x); i < rows * (depth / 2); i += threads) {
         const unsigned at = smem + 2 * (i / (depth / 2) * pitch + i % (depth / 2) * 2);
         unsigned pair;
         asm volatile("ld.shared.b32 %0, [%1];" : "=r"(pair) : "r"(at));

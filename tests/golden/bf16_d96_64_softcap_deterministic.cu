@@ -362,13 +362,21 @@ static __device__ __forceinline__ void copy_word(unsigned smem, const float *fro
 // past end_row and columns past dim_qk become zero.
 static __device__ __forceinline__ void load_qk_rows(unsigned smem, const unsigned short *base, long long row_stride,
                                                 int rows, int first_row, int end_row) {
-    constexpr int chunks = depth_qk / 8;  // of a row
-#pragma unroll 4
-    for (int i = threadIdx.x; i < rows * chunks; i += threads) {
-        const int row = i / chunks, chunk = i % chunks;
-        const unsigned to = smem + 2 * (row * pitch_qk + 8 * chunk);
-        const unsigned short *from = base + (first_row + row) * row_stride + 8 * chunk;
-        copy_chunk(to, from, first_row + row < end_row);
+    constexpr int chunks = depth_qk / 8;  // of a row, a thread each
+    const int chunk = threadIdx.x % chunks;
+    const int row_step = threads / chunks;
+    int row = threadIdx.x / chunks;
+    if (row == row_step) return;  // threads too few for one more row
+    const unsigned short *from = base + (first_row + row) * row_stride + 8 * chunk;
+    smem += 2 * (row * pitch_qk + 8 * chunk);
+#pragma unroll
+    for (int step = 0; step < (rows + row_step - 1) / row_step; ++step) {
+        if (rows % row_step == 0 || row < rows) {
+            copy_chunk(smem, from, first_row + row < end_row);
+        }
+        row += row_step;
+        from += row_step * row_stride;
+        smem += 2 * row_step * pitch_qk;
     }
 }
 
@@ -376,7 +384,7 @@ static __device__ __forceinline__ void load_qk_rows(unsigned smem, const unsigne
 // past end_row and columns past dim_v become zero.
 static __device__ __forceinline__ void load_v_rows(unsigned smem, const unsigned short *base, long long row_stride,
                                                 int rows, int first_row, int end_row) {
-    constexpr int chunks = depth_v / 8;  // of a row
+    constexpr int chunks = depth_v / 8;  // of a row, a thread each
     const int chunk = threadIdx.x % chunks;
     const int row_step = threads / chunks;
     int row = threadIdx.x / chunks;
@@ -980,13 +988,21 @@ static __device__ __forceinline__ void copies_wait() {
 // past end_row and columns past dim_qk become zero.
 static __device__ __forceinline__ void load_qk_rows(unsigned smem, const unsigned short *base, long long row_stride,
                                                 int rows, int first_row, int end_row) {
-    constexpr int chunks = depth_qk / 8;  // of a row
-#pragma unroll 4
-    for (int i = threadIdx.x; i < rows * chunks; i += threads) {
-        const int row = i / chunks, chunk = i % chunks;
-        const unsigned to = smem + 2 * (row * pitch_qk + 8 * chunk);
-        const unsigned short *from = base + (first_row + row) * row_stride + 8 * chunk;
-        copy_chunk(to, from, first_row + row < end_row);
+    constexpr int chunks = depth_qk / 8;  // of a row, a thread each
+    const int chunk = threadIdx.x % chunks;
+    const int row_step = threads / chunks;
+    int row = threadIdx.x / chunks;
+    if (row == row_step) return;  // threads too few for one more row
+    const unsigned short *from = base + (first_row + row) * row_stride + 8 * chunk;
+    smem += 2 * (row * pitch_qk + 8 * chunk);
+#pragma unroll
+    for (int step = 0; step < (rows + row_step - 1) / row_step; ++step) {
+        if (rows % row_step == 0 || row < rows) {
+            copy_chunk(smem, from, first_row + row < end_row);
+        }
+        row += row_step;
+        from += row_step * row_stride;
+        smem += 2 * row_step * pitch_qk;
     }
 }
 
@@ -994,7 +1010,7 @@ static __device__ __forceinline__ void load_qk_rows(unsigned smem, const unsigne
 // past end_row and columns past dim_v become zero.
 static __device__ __forceinline__ void load_v_rows(unsigned smem, const unsigned short *base, long long row_stride,
                                                 int rows, int first_row, int end_row) {
-    constexpr int chunks = depth_v / 8;  // of a row
+    constexpr int chunks = depth_v / 8;  // of a row, a thread each
     const int chunk = threadIdx.x % chunks;
     const int row_step = threads / chunks;
     int row = threadIdx.x / chunks;

@@ -20,9 +20,9 @@ static __device__ __forceinline__ bool has_bit(const unsigned *set, int i) { ret
 // get the answer whether there are any; if not, `found` is not written. Columns are kept from tile to tile, from the
 // first with such values on.
 static __device__ __forceinline__ bool find_nonfinite(Nonfinite *found, bool first, unsigned smem, int rows, int pitch, int depth) {
-    const int chunks = depth / 8;
+    const int chunks = depth / 8, thread = here(threadIdx.x);
     unsigned any = 0;
-    for (int i = threadIdx.x; i < rows * chunks; i += threads) {
+    for (int i = thread; i < rows * chunks; i += threads) {
         uint4 chunk;
         asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
                      : "=r"(chunk.x), "=r"(chunk.y), "=r"(chunk.z), "=r"(chunk.w)
@@ -30,12 +30,12 @@ static __device__ __forceinline__ bool find_nonfinite(Nonfinite *found, bool fir
         any |= nonfinite_halves(chunk.x) | nonfinite_halves(chunk.y) | nonfinite_halves(chunk.z) | nonfinite_halves(chunk.w);
     }
     if (!__syncthreads_or(any != 0)) return false;
-    if (threadIdx.x < 8) {
-        found->rows[threadIdx.x] = 0;
-        if (first) found->columns[threadIdx.x] = 0;
+    if (thread < 8) {
+        found->rows[thread] = 0;
+        if (first) found->columns[thread] = 0;
     }
     __syncthreads();
-    for (int i = threadIdx.x; i < rows * (depth / 2); i += threads) {
+    for (int i = thread; i < rows * (depth / 2); i += threads) {
         const int row = i / (depth / 2), column = i % (depth / 2) * 2;
         unsigned pair;
         asm volatile("ld.shared.b32 %0, [%1];" : "=r"(pair) : "r"(smem + 2 * (row * pitch + column)));
@@ -52,7 +52,7 @@ static __device__ __forceinline__ bool find_nonfinite(Nonfinite *found, bool fir
 
 // Sets the values of a tile that are not finite to zero.
 static __device__ __forceinline__ void clear_nonfinite(unsigned smem, int rows, int pitch, int depth) {
-    for (int i = threadIdx.x; i < rows * (depth / 2); i += threads) {
+    for (int i = here(threadIdx.x); i < rows * (depth / 2); i += threads) {
         const unsigned at = smem + 2 * (i / (depth / 2) * pitch + i % (depth / 2) * 2);
         unsigned pair;
         asm volatile("ld.shared.b32 %0, [%1];" : "=r"(pair) : "r"(at));

@@ -2,12 +2,14 @@
 // past end_row and columns past ${dim} become zero.
 static __device__ __forceinline__ void load_${name}_rows(unsigned smem, const unsigned short *base, long long row_stride,
                                                 int rows, int first_row, int end_row) {
-    constexpr int chunks = ${depth} / 8;  // of a row
-//@ local even = c.threads % (c[depth] // 8) == 0
-//@ if even then
+    constexpr int chunks = ${depth} / 8;  // of a row, a thread each
     const int chunk = threadIdx.x % chunks;
     const int row_step = threads / chunks;
     int row = threadIdx.x / chunks;
+//@ local whole = c.threads % (c[depth] // 8) == 0
+//@ if not whole then
+    if (row == row_step) return;  // threads too few for one more row
+//@ end
     const unsigned short *from = base + (first_row + row) * row_stride + 8 * chunk;
     smem += 2 * (row * ${pitch} + 8 * chunk);
 #pragma unroll
@@ -23,17 +25,4 @@ static __device__ __forceinline__ void load_${name}_rows(unsigned smem, const un
         from += row_step * row_stride;
         smem += 2 * row_step * ${pitch};
     }
-//@ else
-#pragma unroll 4
-    for (int i = threadIdx.x; i < rows * chunks; i += threads) {
-        const int row = i / chunks, chunk = i % chunks;
-        const unsigned to = smem + 2 * (row * ${pitch} + 8 * chunk);
-        const unsigned short *from = base + (first_row + row) * row_stride + 8 * chunk;
-//@ if c[dim] == c[depth] then
-        copy_chunk(to, from, first_row + row < end_row);
-//@ else
-        copy_chunk(to, from, first_row + row < end_row && 8 * chunk < ${dim});
-//@ end
-    }
-//@ end
 }
