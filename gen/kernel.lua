@@ -20,7 +20,7 @@ local MMA_K = 16        -- depth of one mma
 local MMA_N = 8         -- columns of one mma
 local CHUNK = 8         -- elements in 16 bytes, the unit of copies and of ldmatrix rows
 
-local DQ_REGISTERS = 64 -- most accumulators for the columns of dQ that a warp of backward_dkv computes at once
+local DQ_REGISTERS = 48 -- most accumulators for the columns of dQ that a warp of backward_dkv computes at once
 
 local function round_up(value, unit) return (value + unit - 1) // unit * unit end
 
@@ -403,7 +403,7 @@ function kernel.accumulators(problem, pass, s)
     local d, dv = head_dims(problem)
     -- O; S counts more than once for what is made of it: maxima, P, indices, values a score reads
     if pass == "forward" then
-        return s.tile_q // s.warps * (5 * dv + (score_reads_keys(problem) and 10 or 8) * s.tile_k) // 160
+        return s.tile_q // s.warps * (5 * dv + (score_reads_keys(problem) and 12 or 8) * s.tile_k) // 160
     end
     -- dK and dV; beside them S^T and dP^T in the same way, then a part of dQ
     local query_tiles = s.tile_q // math.min(s.warps, s.tile_q // s.rows) // 16
