@@ -11,10 +11,11 @@ The text depends on its arguments alone: no date, path or host. ]]
 local abi = require "abi"
 local functions = require "functions"
 local template = require "template"
+local wgmma = require "wgmma"
 
 local emit = {}
 
-local LANGUAGE = {mma = "cuda", host = "c"}
+local LANGUAGE = {mma = "cuda", hopper = "cuda", host = "c"}
 
 local function header(plan, k)
     local p = plan.problem
@@ -80,7 +81,8 @@ function emit.source(plan, k, read)
         deterministic = p.deterministic,
         aligned = k.variant == "aligned",
         symbol = k.symbol,
-        math = math, string = string, ipairs = ipairs,
+        wgmma = wgmma.text,
+        math = math, string = string, ipairs = ipairs, tonumber = tonumber,
     }
     environment.constants = constants(plan, k, template.render(k.template, read, environment))
     return template.render(k.template, read, environment)
