@@ -1,20 +1,26 @@
 --[[ abi: the argument struct of every kernel, declared once.
 
-  abi.fields(problem, pass)  -> list of {name=, type=, source=, doc=}, offsets filled in
-  abi.struct(fields)         -> C text of the struct, the same for CUDA and host
-  abi.rows(fields)           -> {size=, rows = list of {offset=, type=, source=}}: the packing table of the runtime
+  abi.fields(problem, pass, workspace, maps)  -> list of {name=, type=, source=, doc=}, offsets filled in
+  abi.struct(fields)  -> C text of the struct, the same for CUDA and host
+  abi.rows(fields)    -> {size=, rows = list of {offset=, type=, source=, rows=}}: the packing table of the runtime
+
+`maps`, of kernels that copy by TMA: list of {tensor=, rows=}. The struct then begins with a map of each, encoded at
+launch for boxes of 64 elements x `rows` rows. A map holds the tensor's address and strides, so these are left out; an
+output keeps its address, by which a kernel sees whether it is wanted.
 
 `source` says where the runtime takes the value from at launch; runtime/plan.c turns it into an enum once:
   batch heads_q heads_kv group seq_q seq_k q_start k_start scale
   <tensor>.data   <tensor>.stride.batch|seq|head      tensor: q k v o lse dout dlse dq dk dv
   param.<slot>.data|scalar|stride.<axis>              slot and axis count from 0
   workspace.<region>                                  a region of kernel.lua's list
-Order: 8-byte fields first, then 4-byte fields, so that there is no padding inside. A later capability (lengths in
+  <tensor>.map                                        with `rows`, the rows of its box
+Order: maps, then 8-byte fields, then 4-byte fields, so that there is no padding inside. A later capability (lengths in
 device memory, page tables, seeds, prepared lists) is a further row here; the digest of this file is in the cache key. ]]
 
 local abi = {}
 
-local SIZE = {ptr = 8, i64 = 8, i32 = 4, u32 = 4, f32 = 4}
+local SIZE = {map = 128, ptr = 8, i64 = 8, i32 = 4, u32 = 4, f32 = 4}
+local MAP_ALIGNMENT = 64
 local STRIDED_AXES = {"batch", "seq", "head"}
 -- Element types of array parameters in C text.
 abi.storage = {i32 = "int", i64 = "long long", u8 = "unsigned char", bool = "unsigned char", f32 = "float",
@@ -30,16 +36,22 @@ local function element(problem, name)
     return problem.dtype == "fp32" and "float" or "unsigned short"
 end
 
-function abi.fields(problem, pass, workspace)
-    local wide, narrow = {}, {}
+function abi.fields(problem, pass, workspace, maps)
+    local first, wide, narrow, mapped = {}, {}, {}, {}
     local function add(name, type, source, text, doc)
-        local list = SIZE[type] == 8 and wide or narrow
+        local list = type == "map" and first or SIZE[type] == 8 and wide or narrow
         list[#list + 1] = {name = name, type = type, source = source, text = text, doc = doc}
+    end
+    for _, map in ipairs(maps or {}) do
+        add(map.tensor .. "_map", "map", map.tensor .. ".map", "LoomMap ", ("boxes of 64 x %d"):format(map.rows))
+        first[#first].rows, mapped[map.tensor] = map.rows, true
     end
     for _, row in ipairs(pass == "backward" and BACKWARD or FORWARD) do
         local name, read = row[1], row[2]
-        add(name, "ptr", name .. ".data", (read and "const " or "") .. element(problem, name) .. " *", nil)
-        for _, axis in ipairs(STRIDED_AXES) do
+        if not (read and mapped[name]) then
+            add(name, "ptr", name .. ".data", (read and "const " or "") .. element(problem, name) .. " *", nil)
+        end
+        for _, axis in ipairs(mapped[name] and {} or STRIDED_AXES) do
             add(name .. "_stride_" .. axis, "i64", name .. ".stride." .. axis, "long long ", nil)
         end
     end
@@ -64,19 +76,26 @@ function abi.fields(problem, pass, workspace)
     end
     add("scale", "f32", "scale", "float ", "multiplies Q K^T")
     local fields, offset = {}, 0
-    for _, list in ipairs {wide, narrow} do
+    for _, list in ipairs {first, wide, narrow} do
         for _, field in ipairs(list) do
             field.offset = offset
             offset = offset + SIZE[field.type]
             fields[#fields + 1] = field
         end
     end
-    fields.size = (offset + 7) // 8 * 8
+    local alignment = #first > 0 and MAP_ALIGNMENT or 8
+    fields.size = (offset + alignment - 1) // alignment * alignment
     return fields
 end
 
 function abi.struct(fields)
-    local lines = {"typedef struct LoomArgs {  // strides in elements"}
+    local lines = {}
+    if fields[1].type == "map" then
+        lines[1] = ("typedef struct __align__(%d) LoomMap { unsigned long long words[%d]; } LoomMap;  // a tensor map of the TMA unit")
+            :format(MAP_ALIGNMENT, SIZE.map // 8)
+        lines[2] = ""
+    end
+    lines[#lines + 1] = "typedef struct LoomArgs {  // strides in elements"
     for _, field in ipairs(fields) do
         lines[#lines + 1] = ("    %s%s;%s"):format(field.text, field.name, field.doc and "  // " .. field.doc or "")
     end
@@ -87,7 +106,7 @@ end
 function abi.rows(fields)
     local rows = {}
     for i, field in ipairs(fields) do
-        rows[i] = {offset = field.offset, type = field.type, source = field.source}
+        rows[i] = {offset = field.offset, type = field.type, source = field.source, rows = field.rows}
     end
     return {size = fields.size, rows = rows}
 end

@@ -4,7 +4,7 @@
   arch.names        -> {"sm_75", ...} in order
 
 Shared memory and register limits: CUDA C++ Programming Guide, table "Technical Specifications per Compute
-Capability". Instruction support: PTX ISA, "mma", "cp.async", "red". ]]
+Capability". Instruction support: PTX ISA, "mma", "cp.async", "red", "wgmma.mma_async". ]]
 
 local arch = {}
 
@@ -35,6 +35,7 @@ for _, row in ipairs(ROWS) do
     row.bf16 = row.sm >= 80           -- mma on bf16
     row.mma_k16 = row.sm >= 80        -- m16n8k16; older: two m16n8k8
     row.vector_red = row.sm >= 90     -- red.global.add.v4.f32
+    row.wgmma = row.sm == 90          -- wgmma.mma_async, which needs code for sm_90a and exists on no other arch
     arch.names[#arch.names + 1] = row.name
     by_name[row.name] = row
 end

@@ -7,7 +7,10 @@ runtime provides). Everything it returns is a plain table or text.
   main.why(request)    -> text for people, or nil, error
   main.standalone(request) -> one .cu with the kernels of a pass, a launcher and a self-check, or nil, error
 
-  request: {problem=, target=, arch=, schedule=, schedule_backward=, hint=, alignment=, shape=, pass=}
+  request: {problem=, target=, arch=, schedule=, schedule_backward=, hint=, alignment=, shape=, pass=,
+            device = {smem_bytes=, num_sms=, tensor_maps=} or nil}
+  A pass of a plan: {name=, target=, text=, values=, candidates=, forced=, fallback=}; its target is that of its kernels, and
+  fallback is the same of the variant for tensors that this target cannot take.
   error:   {status=, field=, offset=, text=} ]]
 
 local abi = require "abi"
@@ -23,7 +26,10 @@ local main = {version = "0.1"}
 
 local MOST_SEQ = 1 << 30 -- as in runtime/launch.c: positions stay inside i32
 
-local MMA_DTYPES = {bf16 = true, fp16 = true}
+local TARGETS = {host = true, mma = true, hopper = true}
+local PREFERRED = {"mma"} -- GPU targets where none is asked for; "hopper" comes first here once its kernels are proven
+local GPU_DTYPES = {bf16 = true, fp16 = true}
+local HOPPER_LEAST_DIM = 16 -- columns of one wgmma step
 
 local function fail(status, field, format, ...)
     return nil, {status = status, field = field, offset = -1, text = format:format(...)}
@@ -59,57 +65,106 @@ function main.problem(text)
             mask = p.mask and expression.print(p.mask), score = p.score and expression.print(p.score), params = params}
 end
 
--- Checks that a target takes a problem on an arch.
-local function supported(p, target, a)
+-- Checks that a target takes a problem on an arch. `device` tells what the driver of a device can do, nil: not known.
+local function supported(p, target, a, device)
     if target == "host" then return true end
-    if not MMA_DTYPES[p.dtype] then
-        return fail("UNSUPPORTED", "problem.dtype", "target mma takes bf16 and fp16, not %s; target host takes %s", p.dtype, p.dtype)
+    if target == "hopper" and not a.wgmma then
+        return fail("UNSUPPORTED", "arch", "target hopper is for sm_90, not %s; target mma takes it", a.name)
+    end
+    if target == "hopper" and device and not device.tensor_maps then
+        return fail("UNSUPPORTED", "target", "target hopper needs a driver with cuTensorMapEncodeTiled (CUDA 12, driver 525 or "
+            .. "newer), which this one lacks; target mma works there")
+    end
+    if not GPU_DTYPES[p.dtype] then
+        return fail("UNSUPPORTED", "problem.dtype", "target %s takes bf16 and fp16, not %s; target host takes %s", target, p.dtype,
+                    p.dtype)
     end
     if p.dtype == "bf16" and not a.bf16 then
         return fail("UNSUPPORTED", "problem.dtype", "bf16 needs sm_80 or newer, this is %s; fp16 works there", a.name)
     end
+    for _, name in ipairs(target == "hopper" and {"d", "dv"} or {}) do
+        if p[name] < HOPPER_LEAST_DIM then
+            return fail("UNSUPPORTED", "problem.d", "%s is %d, target hopper takes %d to 256; target mma takes it", name, p[name],
+                        HOPPER_LEAST_DIM)
+        end
+    end
     return true
 end
 
--- The variants of a plan: tensors that are all aligned take the first.
-local function variants(target, alignment)
-    if target == "host" then return {"any"} end
-    if alignment and alignment >= 16 and alignment % 16 == 0 then return {"aligned"} end
-    return {"aligned", "any"}
+-- The target where none is asked for: the first preferred one that takes the problem, else the last, whose refusal is told.
+local function default_target(p, a, device)
+    if a.name == "host" then return "host" end
+    for _, target in ipairs(PREFERRED) do
+        if supported(p, target, a, device) then return target end
+    end
+    return PREFERRED[#PREFERRED]
+end
+
+-- The variants of a pass, in the order in which a launch tries them, each with the target whose kernels it has. Tensors
+-- promised to be aligned need the first alone.
+local function variants(target, pass, alignment)
+    local list = {{name = "aligned", target = "mma"}, {name = "any", target = "mma"}}
+    if target == "host" then list = {{name = "any", target = "host"}} end
+    if target == "hopper" and pass == "forward" then list[1] = {name = "tma", target = "hopper"} end
+    if alignment and alignment >= 16 and alignment % 16 == 0 then list[2] = nil end
+    return list
+end
+
+-- The schedule of a pass's kernels of one target.
+local function choose(p, pass, target, a, forced)
+    local s, candidates = schedule.choose(p, pass, target, a, forced)
+    if not s then
+        if pass == "backward" and candidates.field == "schedule" then candidates.field = "schedule_backward" end
+        return nil, candidates
+    end
+    return {name = pass, target = target, text = schedule.text(target, pass, s), values = s, candidates = candidates,
+            forced = forced ~= nil}
+end
+
+-- Adds the kernels of a variant to a plan.
+local function add_kernels(plan, part, variant)
+    local p, args = plan.problem, nil
+    for _, k in ipairs(kernel.list(p, part.name, part.target, part.values)) do
+        k.variant, k.schedule, k.target = variant, part.text, part.target
+        k.arch = plan.arch.name .. (part.target == "hopper" and "a" or "")
+        if k.maps then
+            k.args = abi.rows(abi.fields(p, part.name, k.workspace, k.maps))
+        else
+            args = args or abi.rows(abi.fields(p, part.name, k.workspace)) -- one struct for all kernels without maps
+            k.args = args
+        end
+        k.key = table.concat({"problem " .. p.text, "kernel " .. k.name, "variant " .. variant, "schedule " .. part.text,
+                              "target " .. k.target, "arch " .. k.arch}, "\n") .. "\n"
+        plan.kernels[#plan.kernels + 1] = k
+    end
 end
 
 local function make_plan(request)
     local p, message = parse(request.problem)
     if not p then return nil, message end
-    local target = request.target or (request.arch == "host" and "host" or "mma")
-    if target ~= "host" and target ~= "mma" then
-        return fail("INVALID", "target", "target '%s' is not known; known: host mma", target)
+    local target = request.target
+    if target and not TARGETS[target] then
+        return fail("INVALID", "target", "target '%s' is not known; known: host mma hopper", target)
     end
     local a, reason = arch.get(target == "host" and "host" or request.arch)
     if not a then return fail("INVALID", "arch", "%s", reason) end
-    local ok, refusal = supported(p, target, a)
+    target = target or default_target(p, a, request.device)
+    local ok, refusal = supported(p, target, a, request.device)
     if not ok then return nil, refusal end
     local plan = {problem = p, target = target, arch = a, version = main.version, kernels = {}, passes = {}}
     for _, pass in ipairs(p.backward and {"forward", "backward"} or {"forward"}) do
         local forced = pass == "forward" and request.schedule or pass == "backward" and request.schedule_backward or nil
-        local s, candidates = schedule.choose(p, pass, target, a, forced)
-        if not s then
-            if pass == "backward" and candidates.field == "schedule" then candidates.field = "schedule_backward" end
-            return nil, candidates
-        end
-        local text = schedule.text(target, pass, s)
-        plan.passes[#plan.passes + 1] = {name = pass, text = text, values = s, candidates = candidates, forced = forced ~= nil}
-        local args
-        for _, variant in ipairs(variants(target, request.alignment)) do
-            for _, k in ipairs(kernel.list(p, pass, target, s)) do
-                k.variant, k.schedule = variant, text
-                args = args or abi.rows(abi.fields(p, pass, k.workspace)) -- one struct for all kernels of a pass
-                k.args = args
-                k.key = table.concat({"problem " .. p.text, "kernel " .. k.name, "variant " .. variant,
-                                      "schedule " .. text, "target " .. target, "arch " .. a.name}, "\n") .. "\n"
-                plan.kernels[#plan.kernels + 1] = k
+        local first, part
+        for i, variant in ipairs(variants(target, pass, request.alignment)) do
+            if not part or part.target ~= variant.target then
+                part, message = choose(p, pass, variant.target, a, i == 1 and forced or nil)
+                if not part then return nil, message end
+                if first then first.fallback = part end
+                first = first or part
             end
+            add_kernels(plan, part, variant.name)
         end
+        plan.passes[#plan.passes + 1] = first
     end
     return plan
 end
@@ -148,15 +203,18 @@ function main.standalone(request)
     local plan, message = make_plan(request)
     if not plan then return nil, message end
     local pass, list = request.pass or "forward", {}
-    if plan.target ~= "mma" then
-        return fail("UNSUPPORTED", "target", "a standalone file is CUDA; target %s is compiled by the library alone", plan.target)
+    if plan.target == "host" then
+        return fail("UNSUPPORTED", "target", "a standalone file is CUDA; target host is compiled by the library alone")
     end
     if pass == "backward" and not plan.problem.backward then
         return fail("INVALID", "pass", "the problem has no word 'backward'")
     end
-    local variant = plan.kernels[1].variant
     for _, k in ipairs(plan.kernels) do
-        if k.pass == pass and k.variant == variant then list[#list + 1] = k end
+        if k.pass == pass and k.variant == (list[1] or k).variant then list[#list + 1] = k end
+    end
+    if list[1].maps then
+        return fail("UNSUPPORTED", "target", "kernels of target %s take tensor maps, which the library encodes; target mma has "
+            .. "standalone files", list[1].target)
     end
     return emit.standalone(plan, list, pass, read_template)
 end

@@ -4,7 +4,8 @@
   why.tiles(problem, pass, schedule, shape) -> {visited=, full=, partial=, skipped=, counted=, of=} for one head
   why.text(plan, shape, pass)     -> both as text
 
-Values of params are not known here, so tiles that depend on them count as partial. Called by main. ]]
+Candidates may have `notes`, lines about what the problem ruled out. Values of params are not known here, so tiles that
+depend on them count as partial. Called by main. ]]
 
 local expression = require "expression"
 local interval = require "interval"
@@ -27,8 +28,14 @@ function why.choice(plan, only)
     for _, pass in ipairs(plan.passes) do
         local shown = not only or pass.name == only
         if shown then
-            lines[#lines + 1] = ("%s: %s%s"):format(pass.name, pass.text, pass.forced and ", as asked for" or "")
+            local by = pass.target ~= plan.target and (" (kernels of target %s)"):format(pass.target) or ""
+            lines[#lines + 1] = ("%s%s: %s%s"):format(pass.name, by, pass.text, pass.forced and ", as asked for" or "")
+            local other = pass.fallback
+            if other then
+                lines[#lines + 1] = ("  tensors that TMA cannot describe take target %s, %s"):format(other.target, other.text)
+            end
         end
+        for _, note in ipairs(shown and pass.candidates.notes or {}) do lines[#lines + 1] = "  " .. note end
         for _, row in ipairs(shown and pass.candidates or {}) do
             local verdict = row.rejected and "no: " .. row.rejected or ("cost %.0f%s"):format(row.cost,
                 not pass.forced and row.text == pass.text and ", the least" or "")

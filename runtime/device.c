@@ -47,11 +47,13 @@ static loom_status load_driver(loom_context *context, loom_error *error) {
     *(void **)&api->member = dlsym(context->driver_library, #symbol);                                        \
     if (!api->member) missing = #symbol;
     LOOM__DRIVER_FUNCTIONS(LOAD)
+    const char *needed = missing;
+    LOOM__DRIVER_NEWER_FUNCTIONS(LOAD)
 #undef LOAD
-    if (missing) {
+    if (needed) {
         return loom__fail(error, LOOM_DRIVER, "driver",
                           "the CUDA driver has no %s: it is too old, CUDA 12 (driver 525) or newer is needed",
-                          missing);
+                          needed);
     }
     context->driver = api;
     return LOOM_OK;
@@ -165,6 +167,32 @@ void loom__driver_close(loom_context *context) {
         if (context->devices[i]) context->driver->primary_release(context->devices[i]->handle);
     }
     if (context->driver_library) dlclose(context->driver_library);
+}
+
+/* -- Tensor maps ----------------------------------------------------------------------------------------- */
+
+/* CUtensorMapDataType and its like: values fixed by the driver's ABI. */
+enum {
+    MAP_FLOAT16 = 6,
+    MAP_BFLOAT16 = 9,
+    MAP_INTERLEAVE_NONE = 0,
+    MAP_SWIZZLE_128B = 3,
+    MAP_L2_PROMOTION_256B = 3,
+    MAP_OOB_FILL_NONE = 0
+};
+enum { MAP_COLUMNS = 64, MAP_ELEMENT_BYTES = 2, MAP_STRIDE_UNIT = 16 };
+
+int loom__map_encode(const loom__driver_api *driver, const loom__map_view *view, void *map) {
+    static const uint32_t STEPS[LOOM__MAP_DIMS] = {1, 1, 1, 1};
+    const uint32_t box[LOOM__MAP_DIMS] = {MAP_COLUMNS, view->box_rows, 1, 1};
+    const uint64_t row_bytes =
+        (view->extents[0] * MAP_ELEMENT_BYTES + MAP_STRIDE_UNIT - 1) / MAP_STRIDE_UNIT * MAP_STRIDE_UNIT;
+    uint64_t strides[LOOM__MAP_DIMS - 1];
+    for (int axis = 0; axis < LOOM__MAP_DIMS - 1; axis++)
+        strides[axis] = view->extents[axis + 1] > 1 ? view->strides[axis] : row_bytes;
+    return driver->map_encode(map, view->is_bf16 ? MAP_BFLOAT16 : MAP_FLOAT16, LOOM__MAP_DIMS, view->data,
+                              view->extents, strides, box, STEPS, MAP_INTERLEAVE_NONE, MAP_SWIZZLE_128B,
+                              MAP_L2_PROMOTION_256B, MAP_OOB_FILL_NONE);
 }
 
 /* -- Modules --------------------------------------------------------------------------------------------- */

@@ -58,11 +58,18 @@ typedef unsigned long long loom__device_ptr;
     X(graph_instantiate, cuGraphInstantiateWithFlags,                                                        \
       (loom__cuda_handle *instance, loom__cuda_handle graph, unsigned long long flags))                      \
     X(graph_launch, cuGraphLaunch, (loom__cuda_handle instance, loom__cuda_handle stream))
+
+/* The same of those that old drivers lack; their members are NULL then. */
+#define LOOM__DRIVER_NEWER_FUNCTIONS(X)                                                                      \
+    X(map_encode, cuTensorMapEncodeTiled,                                                                    \
+      (void *map, int type, unsigned rank, void *address, const uint64_t *extents, const uint64_t *strides,  \
+       const uint32_t *box, const uint32_t *steps, int interleave, int swizzle, int promotion, int fill))
 /* clang-format on */
 
 #define LOOM__DRIVER_MEMBER(member, symbol, parameters) int(*member) parameters;
 struct loom__driver_api {
     LOOM__DRIVER_FUNCTIONS(LOOM__DRIVER_MEMBER)
+    LOOM__DRIVER_NEWER_FUNCTIONS(LOOM__DRIVER_MEMBER)
 };
 #undef LOOM__DRIVER_MEMBER
 
@@ -103,6 +110,25 @@ typedef struct loom__module {
 loom_status loom__module_load(loom_context *context, const loom__device *device, const void *binary,
                               const char *symbol, int32_t smem_bytes, loom__module *module,
                               loom_error *error);
+
+/* -- Tensor maps ----------------------------------------------------------------------------------------- */
+
+enum { LOOM__MAP_BYTES = 128, LOOM__MAP_ALIGNMENT = 64, LOOM__MAP_DIMS = 4 };
+
+/* A tensor as the TMA unit sees it, innermost axis first: dim, seq, head, batch. The innermost is contiguous.
+ */
+typedef struct loom__map_view {
+    void *data;
+    bool is_bf16;                         /* else fp16 */
+    uint64_t extents[LOOM__MAP_DIMS];     /* none 0 */
+    uint64_t strides[LOOM__MAP_DIMS - 1]; /* bytes, of seq, head and batch; of an extent of 1 anything */
+    uint32_t box_rows;                    /* rows of seq that one copy moves, in boxes of 64 elements */
+} loom__map_view;
+
+/* Writes LOOM__MAP_BYTES to `map`, which is aligned to LOOM__MAP_ALIGNMENT. Copies swizzle by 128 bytes, read
+ * zeros past the ends and write nothing there. Not 0, the driver's error, when TMA cannot describe the
+ * tensor. Fast path. */
+int loom__map_encode(const loom__driver_api *driver, const loom__map_view *view, void *map);
 
 /* Frees what the functions above opened. */
 void loom__driver_close(loom_context *context);

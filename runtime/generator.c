@@ -460,6 +460,13 @@ static int32_t int_field(lua_State *lua, int table, const char *name) {
     return (int32_t)value;
 }
 
+/* 0 where it is left out. */
+static int32_t optional_int(lua_State *lua, int table, const char *name) {
+    bool absent = lua_getfield(lua, table, name) == LUA_TNIL;
+    lua_pop(lua, 1);
+    return absent ? 0 : int_field(lua, table, name);
+}
+
 static bool bool_field(lua_State *lua, int table, const char *name) {
     lua_getfield(lua, table, name);
     bool value = lua_toboolean(lua, -1);
@@ -557,6 +564,8 @@ static void push_request(lua_State *lua, const loom__request *request) {
         lua_newtable(lua);
         set_integer(lua, "smem_bytes", request->smem_bytes);
         set_integer(lua, "num_sms", request->num_sms);
+        lua_pushboolean(lua, request->tensor_maps);
+        lua_setfield(lua, -2, "tensor_maps");
         lua_setfield(lua, -2, "device");
     }
 }
@@ -611,6 +620,7 @@ static void take_kernel(lua_State *lua, job *j, int table, loom__kernel_text *k)
                              .variant = text_field(lua, j, table, "variant"),
                              .symbol = text_field(lua, j, table, "symbol"),
                              .key = text_field(lua, j, table, "key"),
+                             .arch = optional_text(lua, j, table, "arch"),
                              .threads = int_field(lua, table, "threads"),
                              .smem_bytes = int_field(lua, table, "smem_bytes")};
     lua_getfield(lua, table, "grid");
@@ -619,6 +629,7 @@ static void take_kernel(lua_State *lua, job *j, int table, loom__kernel_text *k)
     k->grid_heads = text_field(lua, j, grid, "heads");
     k->grid_seq = text_field(lua, j, grid, "seq");
     k->grid_rows = int_field(lua, grid, "rows");
+    k->grid_persistent = optional_int(lua, grid, "persistent");
     lua_settop(lua, table);
 
     k->num_needs = list_field(lua, table, "needs");
@@ -652,6 +663,7 @@ static void take_kernel(lua_State *lua, job *j, int table, loom__kernel_text *k)
         rows[i].offset = int_field(lua, row, "offset");
         rows[i].type = text_field(lua, j, row, "type");
         rows[i].source = text_field(lua, j, row, "source");
+        rows[i].box_rows = optional_int(lua, row, "rows");
         lua_settop(lua, args + 1);
     }
     k->rows = rows;

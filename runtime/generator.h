@@ -41,6 +41,7 @@ typedef struct loom__request {
     const char *arch;                         /* "sm_90", "host" */
     const char *schedule, *schedule_backward; /* NULL: the generator's choice */
     int32_t smem_bytes, num_sms;              /* of the device, 0: not known */
+    bool tensor_maps;                         /* its driver encodes them */
     int32_t alignment;
     loom_shape hint;
 } loom__request;
@@ -48,8 +49,9 @@ typedef struct loom__request {
 /* What a descriptor of docs/design.md section 5 says, as text; plan.c resolves it. */
 typedef struct loom__pack_text {
     int32_t offset;
-    const char *type;   /* ptr i64 i32 u32 f32 */
+    const char *type;   /* map ptr i64 i32 u32 f32 */
     const char *source; /* "q.stride.seq" */
+    int32_t box_rows;   /* of a map */
 } loom__pack_text;
 
 typedef struct loom__region_text {
@@ -59,8 +61,10 @@ typedef struct loom__region_text {
 
 typedef struct loom__kernel_text {
     const char *name, *pass, *variant, *symbol, *key;
+    const char *arch; /* that the compiler is told: "sm_90a"; NULL: the plan's */
     const char *grid_heads, *grid_seq;
     int32_t grid_rows;
+    int32_t grid_persistent; /* blocks a multiprocessor that share out the tiles; 0: one block a tile */
     int32_t threads, smem_bytes;
     int32_t num_needs;
     const char *const *needs; /* outputs; none: always launched */

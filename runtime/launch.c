@@ -10,7 +10,7 @@
 #include "plan.h"
 
 enum { AXIS_BATCH, AXIS_SEQ, AXIS_HEAD, AXIS_DIM };
-enum { WORKSPACE_ALIGNMENT = 256, ARGS_ALIGNMENT = 16 };
+enum { WORKSPACE_ALIGNMENT = 256 };
 
 /* Positions stay within 2^31: |start| + seq <= 2^31 - 1. */
 static const int64_t MAX_SEQ = (int64_t)1 << 30, MAX_START = ((int64_t)1 << 30) - 1;
@@ -379,12 +379,55 @@ static void pack_values(const loom_plan *plan, const loom_args *args, loom_pass 
     values[LOOM__VALUE_SCALE] = bits;
 }
 
-static void pack_args(const loom__plan_kernel *kernel, const int64_t *values, unsigned char *out) {
+/* Maps of the variant that a launch takes. */
+typedef struct launch_maps {
+    _Alignas(LOOM__MAP_ALIGNMENT) unsigned char bytes[LOOM__MAX_MAPS][LOOM__MAP_BYTES];
+} launch_maps;
+
+static int encode_map(const loom_plan *plan, const loom_args *args, const loom__plan_map *map, void *out) {
+    const loom_tensor *tensor = tensor_of(args, map->tensor);
+    const loom_shape *shape = &args->shape;
+    bool per_key = TENSORS[map->tensor].per_key;
+    uint64_t element_bytes = (uint64_t)plan->element_bytes;
+    if (!tensor->data || is_empty(shape, map->tensor)) {
+        memset(out, 0, LOOM__MAP_BYTES); /* no kernel reads it */
+        return 0;
+    }
+    loom__map_view view = {.data = tensor->data,
+                           .is_bf16 = plan->is_bf16,
+                           .extents = {(uint64_t)(TENSORS[map->tensor].is_value ? plan->dv : plan->d),
+                                       (uint64_t)(per_key ? shape->seq_k : shape->seq_q),
+                                       (uint64_t)(per_key ? shape->heads_kv : shape->heads_q),
+                                       (uint64_t)shape->batch},
+                           .strides = {(uint64_t)tensor->stride[AXIS_SEQ] * element_bytes,
+                                       (uint64_t)tensor->stride[AXIS_HEAD] * element_bytes,
+                                       (uint64_t)tensor->stride[AXIS_BATCH] * element_bytes},
+                           .box_rows = map->box_rows};
+    return loom__map_encode(plan->driver, &view, out);
+}
+
+/* Encodes the maps of a variant. False: the driver refuses that of the tensor *refused with *result. */
+static bool encode_maps(const loom_plan *plan, const loom_args *args, const loom__plan_variant *variant,
+                        launch_maps *maps, int32_t *refused, int *result) {
+    for (int32_t i = 0; i < variant->num_maps; i++) {
+        int failed = encode_map(plan, args, &variant->maps[i], maps->bytes[i]);
+        if (!failed) continue;
+        *refused = variant->maps[i].tensor;
+        *result = failed;
+        return false;
+    }
+    return true;
+}
+
+static void pack_args(const loom__plan_kernel *kernel, const int64_t *values, const launch_maps *maps,
+                      unsigned char *out) {
     memset(out, 0, (size_t)kernel->args_bytes);
     for (int32_t i = 0; i < kernel->num_rows; i++) {
         const loom__pack_row *row = &kernel->rows[i];
         if (row->bytes == 8) {
             memcpy(out + row->offset, &values[row->value], 8);
+        } else if (row->bytes == LOOM__MAP_BYTES) {
+            memcpy(out + row->offset, maps->bytes[row->value], LOOM__MAP_BYTES);
         } else {
             uint32_t narrow = (uint32_t)values[row->value];
             memcpy(out + row->offset, &narrow, 4);
@@ -392,19 +435,22 @@ static void pack_args(const loom__plan_kernel *kernel, const int64_t *values, un
     }
 }
 
-/* Blocks of a kernel, -1 when they are more than a grid holds. */
-static int64_t count_blocks(const loom__plan_kernel *kernel, const int64_t *values) {
+/* Blocks of a kernel, -1 when its tiles are more than a grid holds, and more than kernels count. */
+static int64_t count_blocks(const loom_plan *plan, const loom__plan_kernel *kernel, const int64_t *values) {
     int64_t tiles = (values[kernel->grid_seq] + kernel->grid_rows - 1) / kernel->grid_rows, blocks;
     if (__builtin_mul_overflow(values[LOOM__VALUE_BATCH], values[kernel->grid_heads], &blocks) ||
         __builtin_mul_overflow(blocks, tiles, &blocks) || blocks > MAX_BLOCKS)
         return -1;
-    return blocks;
+    if (!kernel->grid_persistent || plan->host) return blocks;
+    int64_t resident = (int64_t)kernel->grid_persistent * plan->device->num_sms;
+    return blocks < resident ? blocks : resident;
 }
 
 static loom_status launch_kernel(const loom_plan *plan, const loom__plan_kernel *kernel,
-                                 const int64_t *values, int64_t blocks, void *stream, loom_error *error) {
-    _Alignas(ARGS_ALIGNMENT) unsigned char packed[LOOM__MAX_ARGS_BYTES];
-    pack_args(kernel, values, packed);
+                                 const int64_t *values, const launch_maps *maps, int64_t blocks, void *stream,
+                                 loom_error *error) {
+    _Alignas(LOOM__MAP_ALIGNMENT) unsigned char packed[LOOM__MAX_ARGS_BYTES];
+    pack_args(kernel, values, maps, packed);
     if (plan->host) {
         loom__pool_run(plan->context->pool, kernel->host_module.function, packed, blocks);
         return LOOM_OK;
@@ -416,11 +462,15 @@ static loom_status launch_kernel(const loom_plan *plan, const loom__plan_kernel 
     return result ? loom__driver_check(plan->driver, result, kernel->facts.symbol, error) : LOOM_OK;
 }
 
-static loom_status launch_all(const loom_plan *plan, const loom__plan_kernel *kernels, int32_t count,
-                              uint32_t wanted, const int64_t *values, void *stream, loom_error *error) {
+static loom_status launch_all(const loom_plan *plan, const loom__plan_variant *variant, uint32_t wanted,
+                              const int64_t *values, const launch_maps *maps, void *stream,
+                              loom_error *error) {
+    const loom__plan_kernel *kernels = &plan->kernels[variant->first];
     int64_t blocks[LOOM__MAX_PASS_KERNELS];
+    int32_t count = variant->count;
     for (int32_t i = 0; i < count; i++) {
-        blocks[i] = kernels[i].needs && !(kernels[i].needs & wanted) ? 0 : count_blocks(&kernels[i], values);
+        bool needed = !kernels[i].needs || kernels[i].needs & wanted;
+        blocks[i] = needed ? count_blocks(plan, &kernels[i], values) : 0;
         if (blocks[i] < 0) {
             return loom__fail(error, LOOM_UNSUPPORTED, "args.shape",
                               "kernel %s needs a grid of batch %lld x heads %lld x ceil(%lld / %d) blocks, "
@@ -434,7 +484,7 @@ static loom_status launch_all(const loom_plan *plan, const loom__plan_kernel *ke
         if (!blocks[i]) continue;
         loom__log(plan->context, LOOM__LOG_LAUNCH, "launch kernel=%s variant=%s blocks=%lld",
                   kernels[i].facts.name, kernels[i].facts.variant, (long long)blocks[i]);
-        LOOM_TRY(plan->context, launch_kernel(plan, &kernels[i], values, blocks[i], stream, error));
+        LOOM_TRY(plan->context, launch_kernel(plan, &kernels[i], values, maps, blocks[i], stream, error));
     }
     return LOOM_OK;
 }
@@ -453,6 +503,37 @@ static loom_status fail_alignment(const loom_plan *plan, const loom_args *args, 
                           TENSORS[i].name, tensor_of(args, i)->data, alignment);
     }
     return loom__fail(error, LOOM_INTERNAL, "plan", "no variant of the plan fits the tensors");
+}
+
+static loom_status fail_map(const loom_plan *plan, const loom_args *args, int32_t index, int result,
+                            loom_error *error) {
+    const loom_tensor *tensor = tensor_of(args, index);
+    const char *name = NULL;
+    char field[48] = "args.";
+    if (plan->driver->error_name(result, &name) || !name) name = "an unknown error";
+    return loom__fail(
+        error, LOOM_UNSUPPORTED, strcat(strcat(field, TENSORS[index].name), ".stride"),
+        "%s (data %p, stride %lld %lld %lld) has no tensor map, the driver says %s (%d), and the plan has no "
+        "kernels that do without: make it without the promise of desc.alignment, or with target mma",
+        TENSORS[index].name, tensor->data, (long long)tensor->stride[0], (long long)tensor->stride[1],
+        (long long)tensor->stride[2], name, result);
+}
+
+/* Launches the first variant that the tensors fit. */
+static loom_status launch_variant(const loom_plan *plan, loom_pass pass, const loom_args *args, uint64_t bits,
+                                  uint32_t wanted, const int64_t *values, void *stream, loom_error *error) {
+    const loom__plan_pass *kernels = &plan->passes[pass];
+    launch_maps maps;
+    int32_t refused = -1;
+    int result = 0;
+    for (int32_t i = 0; i < kernels->num_variants; i++) {
+        const loom__plan_variant *variant = &kernels->variants[i];
+        if (bits % (uint64_t)variant->alignment == 0 &&
+            encode_maps(plan, args, variant, &maps, &refused, &result))
+            return launch_all(plan, variant, wanted, values, &maps, stream, error);
+    }
+    if (refused >= 0) return fail_map(plan, args, refused, result, error);
+    return fail_alignment(plan, args, pass, kernels->variants[0].alignment, error);
 }
 
 static loom_status launch(const loom_plan *plan, loom_pass pass, const loom_args *args, void *stream,
@@ -491,21 +572,13 @@ static loom_status launch(const loom_plan *plan, loom_pass pass, const loom_args
             workspace_bytes ? (int64_t)((uintptr_t)args->workspace + offsets[i]) : 0;
     }
 
-    int32_t variant = 0;
-    while (variant < kernels->num_variants && bits % (uint64_t)kernels->variants[variant].alignment)
-        variant++;
-    if (variant == kernels->num_variants)
-        return fail_alignment(plan, args, pass, kernels->variants[0].alignment, error);
-    const loom__plan_kernel *first = &plan->kernels[kernels->variants[variant].first];
-    int32_t count = kernels->variants[variant].count;
-    if (plan->host) return launch_all(plan, first, count, wanted, values, stream, error);
-
+    if (plan->host) return launch_variant(plan, pass, args, bits, wanted, values, stream, error);
     const loom__driver_api *driver = plan->driver;
     loom__cuda_handle current = NULL;
     driver->context_current(&current);
     bool enter = current != plan->device->primary;
     if (enter) LOOM_TRY(plan->context, loom__device_enter(plan->context, plan->device, error));
-    loom_status status = launch_all(plan, first, count, wanted, values, stream, error);
+    loom_status status = launch_variant(plan, pass, args, bits, wanted, values, stream, error);
     if (enter) loom__device_leave(plan->context);
     return status;
 }

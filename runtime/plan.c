@@ -103,6 +103,7 @@ static loom_status make_request(loom_context *context, const loom_plan_desc *des
         request->arch = (*device)->arch;
         request->smem_bytes = (*device)->smem_bytes;
         request->num_sms = (*device)->num_sms;
+        request->tensor_maps = context->driver->map_encode != NULL;
     }
     return LOOM_OK;
 }
@@ -239,7 +240,28 @@ static loom_status read_regions(loom__plan_pass *pass, const loom__kernel_text *
     return LOOM_OK;
 }
 
-static loom_status read_rows(loom_plan *plan, const loom__plan_pass *pass, const loom__kernel_text *text,
+/* Index of a map among those of the variant, to which it is added; -1 if it cannot be. */
+static int32_t add_map(loom__plan_variant *variant, const loom__pack_text *text) {
+    enum { MAX_BOX_ROWS = 256 }; /* of the TMA unit */
+    size_t length = strcspn(text->source, ".");
+    int32_t tensor = strcmp(text->source + length, ".map") ? -1 : find_tensor(text->source, length);
+    if (tensor < 0 || tensor == LOOM__LSE || tensor == LOOM__DLSE) return -1;
+    if (text->box_rows < 1 || text->box_rows > MAX_BOX_ROWS || text->offset % LOOM__MAP_ALIGNMENT) return -1;
+    for (int32_t i = 0; i < variant->num_maps; i++) {
+        if (variant->maps[i].tensor == tensor && variant->maps[i].box_rows == text->box_rows) return i;
+    }
+    if (variant->num_maps == LOOM__MAX_MAPS) return -1;
+    variant->maps[variant->num_maps] = (loom__plan_map){(uint16_t)tensor, (uint16_t)text->box_rows};
+    return variant->num_maps++;
+}
+
+static loom__plan_variant *variant_of(loom__plan_pass *pass, int32_t kernel) {
+    loom__plan_variant *variant = pass->variants;
+    while (kernel < variant->first || kernel >= variant->first + variant->count) variant++;
+    return variant;
+}
+
+static loom_status read_rows(loom_plan *plan, loom__plan_pass *pass, const loom__kernel_text *text,
                              loom__plan_kernel *kernel, loom_error *error) {
     if (text->args_bytes < 0 || text->args_bytes > LOOM__MAX_ARGS_BYTES) {
         return loom__fail(error, LOOM_UNSUPPORTED, "problem.params",
@@ -247,15 +269,18 @@ static loom_status read_rows(loom_plan *plan, const loom__plan_pass *pass, const
                           text->name, text->args_bytes, LOOM__MAX_ARGS_BYTES);
     }
     loom__pack_row *rows = loom__arena_alloc(&plan->arena, (size_t)text->num_rows * sizeof *rows);
+    loom__plan_variant *variant = variant_of(pass, (int32_t)(kernel - plan->kernels));
     if (!rows) return loom__fail_memory(error);
     for (int32_t i = 0; i < text->num_rows; i++) {
         const loom__pack_text *from = &text->rows[i];
+        bool map = strcmp(from->type, "map") == 0;
         bool wide = strcmp(from->type, "ptr") == 0 || strcmp(from->type, "i64") == 0;
-        if (!wide && strcmp(from->type, "i32") && strcmp(from->type, "u32") && strcmp(from->type, "f32")) {
+        if (!map && !wide && strcmp(from->type, "i32") && strcmp(from->type, "u32") &&
+            strcmp(from->type, "f32")) {
             return bad_descriptor(text, "argument type", from->type, error);
         }
-        int32_t value = find_value(plan, pass, from->source);
-        int32_t bytes = wide ? 8 : 4;
+        int32_t value = map ? add_map(variant, from) : find_value(plan, pass, from->source);
+        int32_t bytes = map ? LOOM__MAP_BYTES : wide ? 8 : 4;
         if (value < 0) return bad_descriptor(text, "argument source", from->source, error);
         if (from->offset < 0 || from->offset + bytes > text->args_bytes) {
             return bad_descriptor(text, "argument outside its struct:", from->source, error);
@@ -268,6 +293,19 @@ static loom_status read_rows(loom_plan *plan, const loom__plan_pass *pass, const
     return LOOM_OK;
 }
 
+/* Bytes of which every address and stride of the variant's tensors is a multiple; 0: there is no such
+ * variant. */
+static int32_t alignment_of(const char *variant) {
+    static const struct {
+        const char *name;
+        int32_t alignment;
+    } VARIANTS[] = {{"tma", 16}, {"aligned", 16}, {"any", 1}};
+    for (size_t i = 0; i < sizeof VARIANTS / sizeof VARIANTS[0]; i++) {
+        if (strcmp(VARIANTS[i].name, variant) == 0) return VARIANTS[i].alignment;
+    }
+    return 0;
+}
+
 static loom_status read_kernel(loom_plan *plan, const loom__kernel_text *text, int32_t index,
                                loom_error *error) {
     loom__plan_kernel *kernel = &plan->kernels[index];
@@ -277,7 +315,9 @@ static loom_status read_kernel(loom_plan *plan, const loom__kernel_text *text, i
     kernel->grid_seq = find_word(text->grid_seq);
     kernel->grid_rows = text->grid_rows;
     if (kernel->grid_heads < 0) return bad_descriptor(text, "grid heads", text->grid_heads, error);
-    if (kernel->grid_seq < 0 || text->grid_rows <= 0)
+    kernel->grid_persistent = text->grid_persistent;
+    kernel->arch = text->arch ? text->arch : plan->texts[LOOM_TEXT_ARCH];
+    if (kernel->grid_seq < 0 || text->grid_rows <= 0 || text->grid_persistent < 0)
         return bad_descriptor(text, "grid seq", text->grid_seq, error);
     for (int32_t i = 0; i < text->num_needs; i++) {
         int32_t tensor = find_tensor(text->needs[i], strlen(text->needs[i]));
@@ -290,15 +330,14 @@ static loom_status read_kernel(loom_plan *plan, const loom__kernel_text *text, i
                                   .symbol = text->symbol,
                                   .smem_bytes = text->smem_bytes,
                                   .threads = text->threads};
-    bool aligned = strcmp(text->variant, "aligned") == 0;
-    if (!aligned && strcmp(text->variant, "any"))
-        return bad_descriptor(text, "variant", text->variant, error);
+    int32_t alignment = alignment_of(text->variant);
+    if (!alignment) return bad_descriptor(text, "variant", text->variant, error);
     int32_t last = pass->num_variants - 1;
     if (last < 0 || strcmp(plan->kernels[pass->variants[last].first].facts.variant, text->variant)) {
         if (++last == LOOM__MAX_VARIANTS)
             return bad_descriptor(text, "so many variants as", text->variant, error);
         pass->num_variants = last + 1;
-        pass->variants[last].alignment = aligned ? 16 : 1;
+        pass->variants[last].alignment = alignment;
         pass->variants[last].first = index;
     }
     if (pass->variants[last].first + pass->variants[last].count != index) {
@@ -345,7 +384,6 @@ typedef struct build {
 
 typedef struct build_list {
     loom_plan *plan;
-    const char *arch;
     void (*work)(struct build_list *list, build *b);
     build **jobs;
     int32_t num_jobs;
@@ -384,8 +422,8 @@ static void compile_kernel(build_list *list, build *b) {
     const loom_context *context = list->plan->context;
     b->status = list->plan->host
                     ? loom__compile_host(context, b->label, b->source, &b->arena, &b->compiled, &b->error)
-                    : loom__compile_cuda(context, b->label, b->source, list->arch, &b->arena, &b->compiled,
-                                         &b->error);
+                    : loom__compile_cuda(context, b->label, b->source, list->plan->kernels[b->index].arch,
+                                         &b->arena, &b->compiled, &b->error);
 }
 
 /* Compiles all jobs; every one is tried, and the first failure in the plan's order is reported. */
@@ -418,7 +456,7 @@ static void report_compile(loom_plan *plan, int32_t num_kernels, double seconds)
 static loom_status build_missing(loom_plan *plan, build **jobs, int32_t num_jobs,
                                  const loom__generated *generated, const char *compiler, loom_error *error) {
     loom_context *context = plan->context;
-    build_list list = {.plan = plan, .arch = generated->arch, .jobs = jobs, .num_jobs = num_jobs};
+    build_list list = {.plan = plan, .jobs = jobs, .num_jobs = num_jobs};
     loom_status status = LOOM_OK;
     double start = loom__now();
     if (!plan->host) LOOM_TRY(context, loom__nvrtc_load(context, error));
@@ -516,7 +554,7 @@ static loom_status prepare_build(loom_plan *plan, const loom__generated *generat
     b->index = index;
     b->label = loom__arena_print(arena, "%s-%s", text->name, text->variant);
     b->slug = loom__arena_print(arena, "%s-%s-d%d-%d-%s-%s", text->name, info->dtype, info->d, info->dv,
-                                text->variant, generated->arch);
+                                text->variant, plan->kernels[index].arch);
     b->key = loom__arena_print(arena, "%sgenerator %s\n%s", text->key, digest, compiler_key);
     return b->label && b->slug && b->key ? LOOM_OK : loom__fail_memory(error);
 }
@@ -697,6 +735,7 @@ static loom_status describe(loom__construction *c, const loom_plan_desc *desc, l
     plan->dv = c->info.dv;
     plan->backward = c->info.backward;
     plan->element_bytes = strcmp(c->info.dtype, "fp32") == 0 ? 4 : 2;
+    plan->is_bf16 = strcmp(c->info.dtype, "bf16") == 0;
     plan->host = strcmp(generated->target, "host") == 0;
     plan->launchable = desc->device != LOOM_DEVICE_NONE;
     LOOM_TRY(context, keep_text(plan, LOOM_TEXT_PROBLEM, generated->problem, error));

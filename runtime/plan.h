@@ -30,7 +30,8 @@ enum {
     LOOM__MAX_PLAN_PARAMS = 32,
     LOOM__MAX_ARGS_BYTES = 2048, /* half of what a CUDA kernel takes */
     LOOM__MAX_VARIANTS = 4,
-    LOOM__MAX_PASS_KERNELS = 16 /* of one variant */
+    LOOM__MAX_PASS_KERNELS = 16, /* of one variant */
+    LOOM__MAX_MAPS = 8           /* of one variant */
 };
 
 /* Values a kernel's arguments are packed from: a launch fills the list once, each kernel's rows copy from it.
@@ -53,9 +54,14 @@ enum {
 };
 
 typedef struct loom__pack_row {
-    uint16_t offset, bytes; /* in the argument struct; 4 or 8 bytes */
-    uint16_t value;         /* index among the values */
+    uint16_t offset, bytes; /* in the argument struct; 4, 8 or LOOM__MAP_BYTES */
+    uint16_t value;         /* index among the values, of a map among the variant's maps */
 } loom__pack_row;
+
+/* A tensor map that a variant's kernels take; a launch encodes it once. */
+typedef struct loom__plan_map {
+    uint16_t tensor, box_rows;
+} loom__plan_map;
 
 /* Size of a dimension of an array param: a constant, or a word of the shape divided by `divisor`, rounded up.
  */
@@ -83,6 +89,8 @@ typedef struct loom__plan_kernel {
     uint32_t needs;               /* bits of tensors, one of which must be wanted; 0: always */
     int32_t grid_heads, grid_seq; /* indices of values */
     int32_t grid_rows;
+    int32_t grid_persistent;       /* blocks a multiprocessor that share out the tiles; 0: one block a tile */
+    const char *arch;              /* for the compiler */
     loom__module module;           /* GPU */
     loom__host_module host_module; /* host */
 } loom__plan_kernel;
@@ -92,13 +100,18 @@ typedef struct loom__region {
     int64_t row_bytes;
 } loom__region;
 
-/* Kernels of one pass. A launch takes the first variant whose alignment its tensors have. */
+typedef struct loom__plan_variant {
+    int32_t alignment; /* bytes; 1: none */
+    int32_t first, count;
+    int32_t num_maps;
+    loom__plan_map maps[LOOM__MAX_MAPS];
+} loom__plan_variant;
+
+/* Kernels of one pass. A launch takes the first variant whose alignment its tensors have and whose maps the
+ * driver encodes. */
 typedef struct loom__plan_pass {
     int32_t num_variants;
-    struct {
-        int32_t alignment; /* bytes; 1: none */
-        int32_t first, count;
-    } variants[LOOM__MAX_VARIANTS];
+    loom__plan_variant variants[LOOM__MAX_VARIANTS];
     int32_t num_regions;
     loom__region regions[LOOM__MAX_REGIONS];
 } loom__plan_pass;
@@ -116,6 +129,7 @@ struct loom_plan {
     const char *texts[LOOM_TEXT_WHY + 1];
     int32_t d, dv;
     int32_t element_bytes;
+    bool is_bf16;
     bool backward;
     bool host;
     bool launchable;

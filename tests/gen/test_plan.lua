@@ -1,0 +1,215 @@
+-- main and abi: targets, variants, keys and argument structs of plans. Schedules and kernels of target hopper are stood
+-- in for here, as the tests are about what a plan makes of them.
+
+local abi = require "abi"
+local kernel = require "kernel"
+local main = require "main"
+local problem = require "problem"
+local schedule = require "schedule"
+
+local tests = {}
+
+local MAPS = {{tensor = "q", rows = 64}, {tensor = "k", rows = 128}, {tensor = "v", rows = 128}, {tensor = "o", rows = 64}}
+
+-- Runs `body` with a hopper schedule and kernel of our own.
+local function with_hopper(body)
+    local list, choose, text = kernel.list, schedule.choose, schedule.text
+    function kernel.list(p, pass, target, s, ...)
+        if target ~= "hopper" then return list(p, pass, target, s, ...) end
+        return {{name = pass, pass = pass, symbol = "attnloom_" .. pass, threads = 384, smem_bytes = 1, workspace = {}, maps = MAPS,
+                 grid = {heads = "heads_q", seq = "seq_q", rows = 128, persistent = 1}}}
+    end
+    function schedule.choose(p, pass, target, a, forced)
+        if target ~= "hopper" then return choose(p, pass, target, a, forced) end
+        if forced == "wrong" then return nil, {status = "INVALID", field = "schedule", offset = 0, text = "wrong"} end
+        local values = {tile_q = 128, tile_k = 128}
+        return values, {{values = values, text = "own", cost = 1}, notes = {"a note"}}
+    end
+    function schedule.text(target, pass, s) return target == "hopper" and "own" or text(target, pass, s) end
+    local ok, message = pcall(body)
+    kernel.list, schedule.choose, schedule.text = list, choose, text
+    if not ok then error(message, 0) end
+end
+
+local function must_plan(request)
+    local plan, message = main.plan(request)
+    if not plan then error(message.field .. ": " .. message.text, 2) end
+    return plan
+end
+
+local function refuses(request, status, field, words)
+    local plan, e = main.plan(request)
+    assert(not plan, "it was not refused")
+    if e.status ~= status or e.field ~= field or not e.text:find(words, 1, true) then
+        error(("%s %s: %s\nis not %s %s: %s"):format(e.status, e.field, e.text, status, field, words), 2)
+    end
+end
+
+-- "forward tma hopper sm_90a, ..." of a plan's kernels.
+local function summary(plan)
+    local list = {}
+    for i, k in ipairs(plan.kernels) do list[i] = table.concat({k.name, k.variant, k.target, k.arch}, " ") end
+    return table.concat(list, ", ")
+end
+
+local function equal(a, b)
+    if a ~= b then error(("%s\nis not\n%s"):format(tostring(a), tostring(b)), 2) end
+end
+
+function tests.arguments_with_maps()
+    local p = problem.parse "bf16 d=64 score={s + weight * bias[h]} params={bias: f32[heads_q], weight: f32}"
+    local fields = abi.fields(p, "forward", {}, MAPS)
+    equal(abi.struct(fields), [[
+typedef struct __align__(64) LoomMap { unsigned long long words[16]; } LoomMap;  // a tensor map of the TMA unit
+
+typedef struct LoomArgs {  // strides in elements
+    LoomMap q_map;  // boxes of 64 x 64
+    LoomMap k_map;  // boxes of 64 x 128
+    LoomMap v_map;  // boxes of 64 x 128
+    LoomMap o_map;  // boxes of 64 x 64
+    unsigned short *o;
+    float *lse;
+    long long lse_stride_batch;
+    long long lse_stride_seq;
+    long long lse_stride_head;
+    const float *p_bias;
+    long long p_bias_stride_0;
+    float p_weight;
+    int batch;
+    int heads_q;
+    int heads_kv;
+    int group;  // heads_q / heads_kv
+    int seq_q;
+    int seq_k;
+    int q_start;
+    int k_start;
+    float scale;  // multiplies Q K^T
+} LoomArgs;]])
+    local rows = abi.rows(fields)
+    equal(rows.size, 4 * 128 + 128)
+    for i, map in ipairs(MAPS) do
+        local row = rows.rows[i]
+        equal(row.offset, 128 * (i - 1))
+        equal(table.concat({row.type, row.source, row.rows}, " "), ("map %s.map %d"):format(map.tensor, map.rows))
+    end
+    equal(rows.rows[5].source, "o.data")
+    equal(rows.rows[5].offset, 512)
+    equal(rows.rows[5].rows, nil)
+end
+
+-- What a map replaces is a tensor's own; all else of a backward stays.
+function tests.arguments_with_one_map()
+    local fields = abi.fields(problem.parse "fp16 d=64 backward", "backward", {}, {{tensor = "dq", rows = 32}})
+    local text = abi.struct(fields)
+    for _, word in ipairs {"LoomMap dq_map;", " *dq;", "*q;", "q_stride_seq", "dk_stride_seq"} do
+        assert(text:find(word, 1, true), word)
+    end
+    assert(not text:find("dq_stride", 1, true))
+    equal(fields.size % 64, 0)
+end
+
+function tests.arguments_without_maps()
+    local p = problem.parse "fp16 d=64"
+    local text = abi.struct(abi.fields(p, "forward", {}))
+    assert(text:sub(1, 23) == "typedef struct LoomArgs")
+    equal(text, abi.struct(abi.fields(p, "forward", {}, {})))
+end
+
+function tests.hopper_variants()
+    with_hopper(function()
+        local plan = must_plan {problem = "bf16 d=128 causal backward", target = "hopper", arch = "sm_90", alignment = 0}
+        equal(plan.target, "hopper")
+        equal(plan.schedule, "own")
+        equal(plan.schedule_backward, must_plan {problem = "bf16 d=128 causal backward", target = "mma", arch = "sm_90"}.schedule_backward)
+        equal(summary(plan), "forward tma hopper sm_90a, forward any mma sm_90, "
+            .. "backward_delta aligned mma sm_90, backward_dkv aligned mma sm_90, backward_convert aligned mma sm_90, "
+            .. "backward_delta any mma sm_90, backward_dkv any mma sm_90, backward_convert any mma sm_90")
+        equal(plan.kernels[1].args.rows[1].type, "map")
+        equal(plan.kernels[2].args.rows[1].source, "q.data")
+        assert(plan.kernels[1].key:find("variant tma\nschedule own\ntarget hopper\narch sm_90a\n", 1, true), plan.kernels[1].key)
+    end)
+end
+
+-- A kernel of target mma is one entry of the cache, whatever plan has it.
+function tests.hopper_shares_kernels_of_mma()
+    with_hopper(function()
+        local own = must_plan {problem = "bf16 d=128 backward", target = "hopper", arch = "sm_90", alignment = 0}
+        local mma = must_plan {problem = "bf16 d=128 backward", target = "mma", arch = "sm_90", alignment = 0}
+        for i = 2, #mma.kernels do equal(own.kernels[i].key, mma.kernels[i].key) end
+        equal(#own.kernels, #mma.kernels)
+    end)
+end
+
+function tests.promised_alignment()
+    with_hopper(function()
+        equal(summary(must_plan {problem = "fp16 d=64", target = "hopper", arch = "sm_90", alignment = 16}), "forward tma hopper sm_90a")
+        equal(summary(must_plan {problem = "fp16 d=64", target = "hopper", arch = "sm_90", alignment = 8}),
+            "forward tma hopper sm_90a, forward any mma sm_90")
+        equal(summary(must_plan {problem = "fp16 d=64", target = "mma", arch = "sm_90", alignment = 32}), "forward aligned mma sm_90")
+        equal(summary(must_plan {problem = "fp32 d=64", target = "host", arch = "host", alignment = 0}), "forward any host host")
+    end)
+end
+
+-- A forced schedule is of the pass's own kernels, not of those that stand in.
+function tests.forced_schedules()
+    with_hopper(function()
+        refuses({problem = "bf16 d=64", target = "hopper", arch = "sm_90", schedule = "wrong"}, "INVALID", "schedule", "wrong")
+        local plan = must_plan {problem = "bf16 d=64 backward", target = "hopper", arch = "sm_90", schedule = "own",
+                                schedule_backward = "tile=64x64 warps=4 rows=32 split=2", alignment = 0}
+        assert(plan.schedule_backward:find("tile=64x64 ", 1, true))
+        assert(plan.kernels[2].schedule ~= "own")
+        refuses({problem = "bf16 d=64 backward", target = "hopper", arch = "sm_90", schedule_backward = "tile=1"}, "INVALID",
+            "schedule_backward", "tile=1")
+    end)
+end
+
+function tests.what_hopper_refuses()
+    with_hopper(function()
+        local function hopper(text, arch, device)
+            return {problem = text, target = "hopper", arch = arch or "sm_90", device = device}
+        end
+        refuses(hopper("bf16 d=64", "sm_80"), "UNSUPPORTED", "arch", "target hopper is for sm_90, not sm_80; target mma takes it")
+        refuses(hopper("bf16 d=64", "sm_100"), "UNSUPPORTED", "arch", "not sm_100")
+        refuses(hopper("bf16 d=64", "sm_90a"), "INVALID", "arch", "arch 'sm_90a' is not known")
+        refuses(hopper("fp32 d=64"), "UNSUPPORTED", "problem.dtype", "target hopper takes bf16 and fp16, not fp32; target host takes fp32")
+        refuses(hopper("bf16 d=8"), "UNSUPPORTED", "problem.d", "d is 8, target hopper takes 16 to 256; target mma takes it")
+        refuses(hopper("bf16 d=64:8"), "UNSUPPORTED", "problem.d", "dv is 8, target hopper takes 16 to 256")
+        refuses(hopper("bf16 d=64", nil, {smem_bytes = 1, num_sms = 1, tensor_maps = false}), "UNSUPPORTED", "target",
+            "cuTensorMapEncodeTiled (CUDA 12, driver 525 or newer)")
+        must_plan(hopper("bf16 d=16:24", nil, {smem_bytes = 1, num_sms = 1, tensor_maps = true}))
+        refuses({problem = "bf16 d=64", target = "hoper", arch = "sm_90"}, "INVALID", "target", "known: host mma hopper")
+    end)
+end
+
+function tests.default_targets()
+    equal(must_plan {problem = "bf16 d=64", arch = "sm_90"}.target, "mma")
+    equal(must_plan {problem = "bf16 d=64", arch = "sm_80"}.target, "mma")
+    equal(must_plan {problem = "bf16 d=64", arch = "host"}.target, "host")
+    refuses({problem = "fp32 d=64", arch = "sm_90"}, "UNSUPPORTED", "problem.dtype", "target mma takes bf16 and fp16")
+    refuses({problem = "fp32 d=64", arch = "sm_91"}, "INVALID", "arch", "sm_91")
+end
+
+function tests.why_names_the_targets_of_passes()
+    with_hopper(function()
+        local text = main.why {problem = "bf16 d=128 backward", target = "hopper", arch = "sm_90", alignment = 0}
+        for _, words in ipairs {"target   hopper on sm_90\n", "\nforward: own\n  tensors that TMA cannot describe take target mma, tile=",
+                                "\n  a note\n", "\nbackward (kernels of target mma): tile="} do
+            assert(text:find(words, 1, true), text)
+        end
+        local mma = main.why {problem = "bf16 d=128", target = "mma", arch = "sm_90", alignment = 0}
+        assert(not mma:find("TMA", 1, true) and not mma:find("kernels of", 1, true))
+    end)
+end
+
+function tests.standalone_files()
+    with_hopper(function()
+        local function refused(request, words)
+            local text, e = main.standalone(request)
+            assert(not text and e.status == "UNSUPPORTED" and e.field == "target" and e.text:find(words, 1, true), e and e.text)
+        end
+        refused({problem = "bf16 d=128", target = "hopper", arch = "sm_90"}, "kernels of target hopper take tensor maps")
+        refused({problem = "bf16 d=128", target = "host"}, "a standalone file is CUDA")
+    end)
+end
+
+return tests
