@@ -12,6 +12,7 @@ grid, workspace. Emission (emit.lua) and the runtime (descriptors, docs/design.m
 `schedule` is a table of integers, see schedule.lua. ]]
 
 local expression = require "expression"
+local functions = require "functions"
 
 local kernel = {}
 
@@ -260,12 +261,18 @@ local WARPGROUP = 128                      -- threads
 
 -- Registers a thread of the producer and of a consumer, by the number of consumer warpgroups: with 128 threads each they
 -- fill the multiprocessor, and ptxas takes multiples of 8.
-local HOPPER_REGISTERS = {{24, 240}, {24, 240}, {32, 160}, {24, 112}}
+local HOPPER_REGISTERS = {{40, 232}, {40, 232}, {32, 160}, {24, 112}}
 
 function kernel.hopper_registers(s) return HOPPER_REGISTERS[s.tile_q // 64] end
 
 -- Boxes side by side that hold a row of `depth` columns.
 local function chunks(depth) return (depth + BOX_COLUMNS - 1) // BOX_COLUMNS end
+
+-- f32 or pairs a consumer holds through the main loop: O, S, P of two tiles, queries.
+function kernel.hopper_accumulators(problem, s)
+    local d, dv = head_dims(problem)
+    return dv // 2 + s.tile_k // 2 + 2 * (s.tile_k // 4) + (s.q_registers == 1 and d // 4 or 0)
+end
 
 local function hopper_shared(problem, s)
     local d, dv = head_dims(problem)
@@ -281,6 +288,8 @@ local function hopper_shared(problem, s)
     end
     shared[#shared + 1] = {"barriers", 8 * (4 * s.stages + 2 * s.q_buffers), "full and empty, of stages and of buffers of q"}
     shared[#shared + 1] = {"tiles", 8 * s.stages, "[stages] what the producer tells of a tile"}
+    local spans = functions.uses(problem).num_spans
+    if spans then shared[#shared + 1] = {"spans", s.tile_q // 64 * spans * 16, "[warpgroups][num_spans] tiles that the walk visits"} end
     if problem.mask then shared[#shared + 1] = {"nonfinite", 2 * 32, "rows, columns: bit sets"} end
     return shared
 end

@@ -1,8 +1,9 @@
 --[[ wgmma: the text of the matrix instructions of target hopper.
 
-  wgmma.text(name, comment, columns, dtype, a, transposed) -> a CUDA function around one wgmma.m64n<columns>k16
+  wgmma.text(name, comment, columns, dtype, a, transposed, first) -> a CUDA function around one wgmma.m64n<columns>k16
     a           "shared": operand A is read through a descriptor; "registers": from four registers
     transposed  operand B lies with its columns contiguous (V), not its depth (K)
+    first       the accumulators are overwritten, not added to; they are outputs alone, so they hold no registers before
 
 Operands and order: PTX ISA, "wgmma.mma_async"; descriptors: "Matrix Descriptor Format". ]]
 
@@ -20,16 +21,16 @@ local function lines_of(count, format, first)
     return lines
 end
 
-function wgmma.text(name, comment, columns, dtype, a, transposed)
+function wgmma.text(name, comment, columns, dtype, a, transposed, first)
     local count = columns // 2 -- accumulators of a thread
     local element = dtype == "bf16" and "bf16" or "f16"
     local shared = a == "shared"
     local out = {
         "// " .. comment,
-        ("static __device__ __forceinline__ void %s(float (&sum)[%d], %s, unsigned long long b, int add) {"):format(
+        ("static __device__ __forceinline__ void %s(float (&sum)[%d], %s, unsigned long long b) {"):format(
             name, count, shared and "unsigned long long a" or "const unsigned *a"),
         "    asm volatile(",
-        ([[        "{.reg .pred p; setp.ne.b32 p, %%%d, 0;"]]):format(count + (shared and 2 or 5)),
+        ([[        "{.reg .pred add; setp.%s.b32 add, 0, 0;"]]):format(first and "ne" or "eq"),
         ([[        "wgmma.mma_async.sync.aligned.m64n%dk16.f32.%s.%s {"]]):format(columns, element, element),
     }
     local names = lines_of(count, "%%%d", 0)
@@ -37,17 +38,16 @@ function wgmma.text(name, comment, columns, dtype, a, transposed)
         out[#out + 1] = ([[        "%s%s"]]):format(line, i < #names and ", " or "},")
     end
     if shared then
-        out[#out + 1] = ([[        " %%%d, %%%d, p, 1, 1, 0, %d;}"]]):format(count, count + 1, transposed and 1 or 0)
+        out[#out + 1] = ([[        " %%%d, %%%d, add, 1, 1, 0, %d;}"]]):format(count, count + 1, transposed and 1 or 0)
     else
-        out[#out + 1] = ([[        " {%%%d, %%%d, %%%d, %%%d}, %%%d, p, 1, 1, %d;}"]]):format(count, count + 1, count + 2,
+        out[#out + 1] = ([[        " {%%%d, %%%d, %%%d, %%%d}, %%%d, add, 1, 1, %d;}"]]):format(count, count + 1, count + 2,
             count + 3, count + 4, transposed and 1 or 0)
     end
-    local operands = lines_of(count, [["+f"(sum[%d])]], 0)
+    local operands = lines_of(count, first and [["=f"(sum[%d])]] or [["+f"(sum[%d])]], 0)
     for i, line in ipairs(operands) do
         out[#out + 1] = (i == 1 and "        : " or "          ") .. line .. (i < #operands and "," or "")
     end
-    out[#out + 1] = shared and [[        : "l"(a), "l"(b), "r"(add));]]
-        or [[        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));]]
+    out[#out + 1] = shared and [[        : "l"(a), "l"(b));]] or [[        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));]]
     out[#out + 1] = "}"
     return table.concat(out, "\n")
 end

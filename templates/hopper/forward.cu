@@ -1,6 +1,7 @@
 //@ text(header)
 
 //@ text(constants)
+constexpr int store_barrier = 1, careful_barrier = 8;  // numbered barriers: one a warpgroup each, and one more for all
 constexpr float log2_e = 1.44269504f;
 constexpr float ln_2 = 0.693147181f;
 //@ if dtype == "bf16" then
@@ -28,13 +29,18 @@ constexpr float unset = -3.40282347e38f;  // reference of a row that has seen no
 
 //@ part("wgmma")
 
-//@ text(wgmma("mma_qk", "s = Q K^T + (add ? s : 0), 16 of the depth.", c.tile_k, dtype, c.q_registers == 1 and "registers" or "shared", false))
+//@ local q_from = c.q_registers == 1 and "registers" or "shared"
+//@ text(wgmma("first_qk", "s = Q K^T, 16 of the depth.", c.tile_k, dtype, q_from, false, true))
 
-//@ text(wgmma("mma_pv", "o = P V + (add ? o : 0), 16 keys.", c.depth_v, dtype, "registers", true))
+//@ text(wgmma("add_qk", "s += Q K^T, 16 of the depth.", c.tile_k, dtype, q_from, false, false))
+
+//@ text(wgmma("add_pv", "o += P V, 16 keys.", c.depth_v, dtype, "registers", true, false))
 
 //@ part("pack")
 
 //@ part("exp2")
+
+//@ part("here")
 
 //@ part("seen", {tiles = 1, columns = c.seen_columns, along = "keys"})
 
@@ -58,7 +64,6 @@ typedef struct Tile {
     unsigned what;  // classes, 2 bits a warpgroup, and the bits below
 } Tile;
 constexpr unsigned more_partial = 1u << 16, is_last = 1u << 17, classes_mask = 0xff;
-constexpr int store_barrier = 1, careful_barrier = 8;  // numbered barriers: one a warpgroup each, and one for all consumers after these
 
 // A stage of the ring of keys and values, and the parity of the present turn.
 typedef struct Stage {
@@ -79,9 +84,9 @@ static __device__ __forceinline__ unsigned bar_q_empty(unsigned smem, int buffer
 
 // -- Producer: one warp starts all loads ------------------------------------------------------------------------
 
-static __device__ __forceinline__ void load_q(const LoomArgs *args, const Work *work, unsigned smem, int turn) {
-    const int buffer = turn % q_buffers;
-    barrier_wait(bar_q_empty(smem, buffer), (turn / q_buffers & 1) ^ 1);
+static __device__ __forceinline__ void load_q(const LoomArgs *args, const Work *work, unsigned smem, int round) {
+    const int buffer = round % q_buffers;
+    barrier_wait(bar_q_empty(smem, buffer), (round / q_buffers & 1) ^ 1);
     barrier_expect(bar_q_full(smem, buffer), chunks_qk * tile_q * 128);
 #pragma unroll
     for (int i = 0; i < chunks_qk; ++i) {
@@ -92,16 +97,18 @@ static __device__ __forceinline__ void load_q(const LoomArgs *args, const Work *
 
 //@ part("kv_tile")
 
-static __device__ __forceinline__ void produce(const LoomArgs *args, unsigned smem, Tile *tiles) {
+//@ local spans = walk == "range"
+//@ text("static __device__ __forceinline__ void produce(const LoomArgs *args, unsigned smem, Tile *tiles" .. (spans and ", Spans *spans" or "") .. ") {")
     const bool leader = threadIdx.x % 32 == 0;
     const int works = num_works(args);
     Stage stage = {0, 1}, stage_v = {0, 1};
-    int turn = 0;
-    for (int round = 0; round * gridDim.x < works; ++round) {
-        const int index = work_index(round);
-        if (index >= works) continue;
-        const Work work = work_of(args, index);
+    for (int round = 0; work_index(round) < works; ++round) {
+        const Work work = work_of(args, work_index(round));
+//@ if spans then
+        Walk walk = walk_begin(args, &work, spans);
+//@ else
         Walk walk = walk_begin(args, &work);
+//@ end
         Visit visit = walk_next(args, &work, &walk);
         const bool nothing = visit.tile < 0;  // then tile 0 is visited as empty, and not loaded
         int tile_v = -1;                      // tile whose values are still to be loaded
@@ -113,7 +120,7 @@ static __device__ __forceinline__ void produce(const LoomArgs *args, unsigned sm
                 tiles[stage.index].index = visit.tile;
                 tiles[stage.index].what = visit.classes | (next.tile >= 0 && !next.full ? more_partial : 0) | (next.tile < 0 ? is_last : 0);
                 load_keys(smem, args, &work, visit.tile, stage.index);
-                if (first) load_q(args, &work, smem, turn);
+                if (first) load_q(args, &work, smem, round);
                 if (!first) {
                     barrier_wait(bar_v_empty(smem, stage_v.index), stage_v.parity);
                     load_values(smem, args, &work, tile_v, stage_v.index);
@@ -130,7 +137,6 @@ static __device__ __forceinline__ void produce(const LoomArgs *args, unsigned sm
             load_values(smem, args, &work, tile_v, stage_v.index);
             stage_next(&stage_v);
         }
-        ++turn;
     }
 }
 
@@ -143,7 +149,6 @@ typedef struct Consumer {
     unsigned smem;
     unsigned long long k, v;  // operands in stage 0
     float to_log2;            // from units of S to powers of 2
-    int warpgroup;
     int row;                  // of the sequence, this thread's first; the second is row + 8
 } Consumer;
 
@@ -154,12 +159,13 @@ static __device__ __forceinline__ void start_qk(float (&s)[tile_k / 2], const un
 static __device__ __forceinline__ void start_qk(float (&s)[tile_k / 2], unsigned long long q, unsigned long long k) {
 //@ end
     wgmma_fence();
+    first_qk(s, q, k);
 #pragma unroll
-    for (int i = 0; i < depth_qk / 16; ++i) {
+    for (int i = 1; i < depth_qk / 16; ++i) {
 //@ if c.q_registers == 1 then
-        mma_qk(s, q + 4 * i, k + i / 4 * (tile_k * 8) + i % 4 * 2, i > 0);
+        add_qk(s, q + 4 * i, k + i / 4 * (tile_k * 8) + i % 4 * 2);
 //@ else
-        mma_qk(s, q + i / 4 * (tile_q * 8) + i % 4 * 2, k + i / 4 * (tile_k * 8) + i % 4 * 2, i > 0);
+        add_qk(s, q + i / 4 * (tile_q * 8) + i % 4 * 2, k + i / 4 * (tile_k * 8) + i % 4 * 2);
 //@ end
     }
     wgmma_commit();
@@ -169,7 +175,7 @@ static __device__ __forceinline__ void start_qk(float (&s)[tile_k / 2], unsigned
 static __device__ __forceinline__ void start_pv(float (&o)[depth_v / 2], const unsigned (&p)[tile_k / 4], unsigned long long v) {
     wgmma_fence();
 #pragma unroll
-    for (int i = 0; i < tile_k / 16; ++i) mma_pv(o, p + 4 * i, v + 128 * i, 1);
+    for (int i = 0; i < tile_k / 16; ++i) add_pv(o, p + 4 * i, v + 128 * i);
     wgmma_commit();
 }
 
@@ -286,8 +292,8 @@ static __device__ __forceinline__ unsigned full_tile(float (&o)[depth_v / 2], un
 }
 
 // O / sum and LSE of the warpgroup to memory.
-static __device__ __forceinline__ void store_tile(const Consumer *consumer, const Work *work, float (&o)[depth_v / 2], const Rows *rows, unsigned smem_to) {
-    const LoomArgs *args = consumer->args;
+static __device__ __forceinline__ void store_tile(const LoomArgs *args, const Work *work, float (&o)[depth_v / 2], const Rows *rows, unsigned smem_to,
+                                                  int warpgroup) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
     float *lse = args->lse + work->batch * args->lse_stride_batch + work->head * args->lse_stride_head;
     float inverse[2];
@@ -297,7 +303,7 @@ static __device__ __forceinline__ void store_tile(const Consumer *consumer, cons
         total += __shfl_xor_sync(~0u, total, 1);
         total += __shfl_xor_sync(~0u, total, 2);
         inverse[half] = total == 0 ? 0 : 1 / total;
-        const int row = consumer->row + 8 * half;
+        const int row = work->tile * tile_q + 64 * warpgroup + 16 * warp + lane / 4 + 8 * half;
         if (args->lse && lane % 4 == 0 && row < work->seq_q) {
 //@ if has_score then
             const float reference = rows->reference[half];
@@ -309,7 +315,7 @@ static __device__ __forceinline__ void store_tile(const Consumer *consumer, cons
     }
 //@ if c.q_registers == 1 then
     if (threadIdx.x % 128 == 0) stores_read();  // of the work before
-    meet(store_barrier + consumer->warpgroup, 128);
+    meet(store_barrier + warpgroup, 128);
 //@ end
     // 16 columns of the warp's 16 rows at once, in the swizzle of a box
 #pragma unroll
@@ -322,11 +328,11 @@ static __device__ __forceinline__ void store_tile(const Consumer *consumer, cons
                      "r"(pack(o[4 * j + 6] * inverse[1], o[4 * j + 7] * inverse[1])) : "memory");
     }
     publish_shared();
-    meet(store_barrier + consumer->warpgroup, 128);
+    meet(store_barrier + warpgroup, 128);
     if (threadIdx.x % 128 == 0) {
 #pragma unroll
         for (int i = 0; i < chunks_v; ++i) {
-            store_box(&args->o_map, smem_to + i * tile_q * 128, 64 * i, work->tile * tile_q + 64 * consumer->warpgroup, work->head, work->batch);
+            store_box(&args->o_map, smem_to + i * tile_q * 128, 64 * i, work->tile * tile_q + 64 * warpgroup, work->head, work->batch);
         }
         stores_commit();
     }
@@ -350,20 +356,16 @@ static __device__ __forceinline__ void consume(const LoomArgs *args, unsigned sm
 //@ else
     consumer.to_log2 = args->scale * log2_e;
 //@ end
-    consumer.warpgroup = warpgroup;
     const int works = num_works(args);
     Stage stage = {0, 0};
-    int turn = 0;
-    for (int round = 0; round * gridDim.x < works; ++round) {
-        const int index = uniform(work_index(round));
-        if (index >= works) continue;
-        const Work work = work_of(args, index);
+    for (int round = 0; work_index(round) < works; ++round) {
+        const Work work = work_of(args, work_index(round));
         consumer.row = work.tile * tile_q + 64 * warpgroup + 16 * warp + lane / 4;
         stage.index = uniform(stage.index);
 
         // [1] queries
-        const int buffer = turn % q_buffers;
-        barrier_wait(bar_q_full(smem, buffer), turn / q_buffers & 1);
+        const int buffer = round % q_buffers;
+        barrier_wait(bar_q_full(smem, buffer), round / q_buffers & 1);
 //@ if c.q_registers == 1 then
         unsigned q[depth_qk / 4];
 #pragma unroll
@@ -394,26 +396,37 @@ static __device__ __forceinline__ void consume(const LoomArgs *args, unsigned sm
             what = uniform(tiles[stage.index].what);
             const int tile = uniform(tiles[stage.index].index);
             const unsigned tile_class = what >> 2 * warpgroup & 3;
-            float s[tile_k / 2];
-            if (tile_class) start_qk(s, q, consumer.k + stage.index * (k_bytes / 16));
-            if (pending) start_pv(o, p, consumer.v + stage_before * (v_bytes / 16));
-            barrier_wait(bar_v_full(smem, stage.index), stage.parity);
 //@ if has_mask then
-            const bool all_see = (what & classes_mask) == all_full, nobody_sees = (what & classes_mask) == 0;
-            const bool spoilt = !all_see && !nobody_sees && find_nonfinite(nonfinite, smem + smem_v + stage.index * v_bytes, warpgroup);
+            const bool search = (what & classes_mask) != all_full && (what & classes_mask) != 0;
 //@ end
-            wgmma_wait<0>();
-            if (lane == 0) {
-                barrier_arrive(bar_k_empty(smem, stage.index));
-                if (pending) barrier_arrive(bar_v_empty(smem, stage_before));
-            }
-            pending = tile_class != 0;
-            if (pending) {
+            if (tile_class == 0) {
+                if (pending) finish_pv(o, p, &consumer, stage_before);
+                pending = false;
+                barrier_wait(bar_v_full(smem, stage.index), stage.parity);
+//@ if has_mask then
+                if (search) find_nonfinite(nonfinite, smem + smem_v + stage.index * v_bytes, warpgroup);
+//@ end
+                if (lane == 0) {
+                    barrier_arrive(bar_k_empty(smem, stage.index));
+                    barrier_arrive(bar_v_empty(smem, stage.index));
+                }
+            } else {
+                float s[tile_k / 2];
+                start_qk(s, q, consumer.k + stage.index * (k_bytes / 16));
+                if (pending) start_pv(o, p, consumer.v + stage_before * (v_bytes / 16));
+                barrier_wait(bar_v_full(smem, stage.index), stage.parity);
+//@ if has_mask then
+                const bool spoilt = search && find_nonfinite(nonfinite, smem + smem_v + stage.index * v_bytes, warpgroup);
+                unsigned hit = spoilt && tile_class == 2 ? 3 : 0;  // rows that see a key whose values are not finite, a bit each
+//@ end
+                wgmma_wait<0>();
+                if (lane == 0) {
+                    barrier_arrive(bar_k_empty(smem, stage.index));
+                    if (pending) barrier_arrive(bar_v_empty(smem, stage_before));
+                }
+                pending = true;
 //@ if has_score then
                 score_tile(s, args, &work, work.q_start + consumer.row, work.k_start + tile * tile_k + lane % 4 * 2);
-//@ end
-//@ if has_mask then
-                unsigned hit = spoilt && tile_class == 2 ? 3 : 0;  // rows that see a key whose values are not finite, a bit each
 //@ end
                 if (tile_class == 1) {
 #pragma unroll
@@ -438,16 +451,14 @@ static __device__ __forceinline__ void consume(const LoomArgs *args, unsigned sm
                 softmax_exact(s, p, o, &rows, part, consumer.to_log2, may_move, slack);
                 rows.sum[0] += part[0];
                 rows.sum[1] += part[1];
-            } else if (lane == 0) {
-                barrier_arrive(bar_v_empty(smem, stage.index));
             }
             stage_before = stage.index;
             stage_next(&stage);
         } while ((what & more_partial) || (!pending && !(what & is_last)));
 //@ if c.q_registers == 0 then
-        if (turn > 0 && threadIdx.x % 128 == 0) {  // O of the work before has left its place in the buffer of queries
+        if (round > 0 && threadIdx.x % 128 == 0) {  // O of the work before has left its place in the buffer of queries
             stores_read();
-            barrier_arrive(bar_q_empty(smem, (turn - 1) % q_buffers));
+            barrier_arrive(bar_q_empty(smem, (round - 1) % q_buffers));
         }
 //@ end
 
@@ -471,12 +482,12 @@ static __device__ __forceinline__ void consume(const LoomArgs *args, unsigned sm
         }
 
         // [4] O and LSE
+        const Work done = work_of(args, here(work_index(round)));  // anew: kept, it would hold registers all the while
 //@ if c.q_registers == 1 then
-        store_tile(&consumer, &work, o, &rows, smem + smem_o + 8192 * warpgroup);
+        store_tile(args, &done, o, &rows, smem + smem_o + 8192 * warpgroup, warpgroup);
 //@ else
-        store_tile(&consumer, &work, o, &rows, smem + smem_q + buffer * q_bytes + 8192 * warpgroup);
+        store_tile(args, &done, o, &rows, smem + smem_q + buffer * q_bytes + 8192 * warpgroup, warpgroup);
 //@ end
-        ++turn;
     }
     if (threadIdx.x % 128 == 0) stores_read();
 }
@@ -509,7 +520,11 @@ extern "C" __global__ void __launch_bounds__(threads, 1) ${symbol}(const __grid_
     __syncthreads();
     if (threadIdx.x < 128) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 ${c.producer_registers};");
+//@ if walk == "range" then
+        if (threadIdx.x < 32) produce(&args, smem, tiles, (Spans *)(shared + smem_spans));
+//@ else
         if (threadIdx.x < 32) produce(&args, smem, tiles);
+//@ end
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 ${c.consumer_registers};");
 //@ if has_mask then

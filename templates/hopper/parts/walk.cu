@@ -1,5 +1,12 @@
 // Which tiles of keys a work visits: first those that are partial for some warpgroup, then those that are full for all. A
 // warp walks together; each lane knows one of 32 tiles.
+//@ if walk == "range" then
+typedef struct Spans {  // in tiles, inclusive
+    int outer_lo, outer_hi;  // some of the rows see some key
+    int inner_lo, inner_hi;  // all see all
+} Spans;
+
+//@ end
 typedef struct Walk {
     int first, last;    // tiles that may be visited
     int base;           // first of the 32 tiles at hand
@@ -7,7 +14,7 @@ typedef struct Walk {
     unsigned left;      // of the 32, those still to be visited in this pass
     bool full;          // the second pass
 //@ if walk == "range" then
-    Span outer[num_spans], inner[num_spans];  // of the rows of warpgroup lane % warpgroups, in tiles: some and all see
+    Spans *spans;       // [warpgroups][num_spans]
 //@ end
 } Walk;
 
@@ -34,10 +41,9 @@ static __device__ __forceinline__ void walk_classify(const LoomArgs *args, const
         bool some = false, all = false;
 #pragma unroll
         for (int i = 0; i < num_spans; ++i) {
-            const int outer_lo = __shfl_sync(~0u, walk->outer[i].lo, w), outer_hi = __shfl_sync(~0u, walk->outer[i].hi, w);
-            const int inner_lo = __shfl_sync(~0u, walk->inner[i].lo, w), inner_hi = __shfl_sync(~0u, walk->inner[i].hi, w);
-            some = some || (outer_lo <= tile && tile <= outer_hi);
-            all = all || (inner_lo <= tile && tile <= inner_hi);
+            const Spans *spans = walk->spans + w * num_spans + i;
+            some = some || (spans->outer_lo <= tile && tile <= spans->outer_hi);
+            all = all || (spans->inner_lo <= tile && tile <= spans->inner_hi);
         }
         walk->classes |= (all ? 2u : some ? 1u : 0u) << 2 * w;
 //@ else
@@ -55,26 +61,37 @@ static __device__ __forceinline__ void walk_classify(const LoomArgs *args, const
     walk->left = walk->full ? full : some & ~full;
 }
 
+//@ if walk == "range" then
+static __device__ __forceinline__ Walk walk_begin(const LoomArgs *args, const Work *work, Spans *spans) {
+//@ else
 static __device__ __forceinline__ Walk walk_begin(const LoomArgs *args, const Work *work) {
+//@ end
     Walk walk;
     walk.full = false;
 //@ if walk == "range" then
-    const int row = first_row(work, threadIdx.x % warpgroups), row_end = last_row(work, threadIdx.x % warpgroups);
-    visible_keys(args, work, work->q_start + row, work->q_start + row_end, walk.outer, walk.inner);
+    // lane w finds the spans of warpgroup w
+    const int lane = threadIdx.x % 32, row = first_row(work, lane % warpgroups), row_end = last_row(work, lane % warpgroups);
+    Span outer[num_spans], inner[num_spans];
+    visible_keys(args, work, work->q_start + row, work->q_start + row_end, outer, inner);
     int first = 0x7fffffff, last = -1;
+    __syncwarp();  // all lanes are done with the spans of the work before
 #pragma unroll
     for (int i = 0; i < num_spans; ++i) {
-        const int lo = walk.outer[i].lo - work->k_start, hi = walk.outer[i].hi - work->k_start;
+        const int lo = outer[i].lo - work->k_start, hi = outer[i].hi - work->k_start;
         const bool any = row <= row_end && lo <= hi;
-        walk.outer[i].lo = any ? lo / tile_k : 1;
-        walk.outer[i].hi = any ? hi / tile_k : 0;
-        walk.inner[i].lo = any ? (walk.inner[i].lo - work->k_start + tile_k - 1) / tile_k : 1;
-        walk.inner[i].hi = any ? (walk.inner[i].hi - work->k_start + 1) / tile_k - 1 : 0;
+        Spans of_lane;
+        of_lane.outer_lo = any ? lo / tile_k : 1;
+        of_lane.outer_hi = any ? hi / tile_k : 0;
+        of_lane.inner_lo = any ? (inner[i].lo - work->k_start + tile_k - 1) / tile_k : 1;
+        of_lane.inner_hi = any ? (inner[i].hi - work->k_start + 1) / tile_k - 1 : 0;
+        if (lane < warpgroups) spans[lane * num_spans + i] = of_lane;
         if (any) {
-            first = min(first, walk.outer[i].lo);
-            last = max(last, walk.outer[i].hi);
+            first = min(first, of_lane.outer_lo);
+            last = max(last, of_lane.outer_hi);
         }
     }
+    __syncwarp();
+    walk.spans = spans;
     walk.first = __reduce_min_sync(~0u, first);
     walk.last = __reduce_max_sync(~0u, last);
 //@ else
