@@ -147,7 +147,7 @@ typedef struct loom_shape {
 typedef struct loom_plan_desc {
     size_t size;
     const char *problem;           /* problem text */
-    const char *target;            /* "host", "mma", or NULL: the best one for the device */
+    const char *target;            /* "host", "mma", "hopper", or NULL: the best one for the device */
     const char *arch;              /* with LOOM_DEVICE_NONE: "sm_75" ... ; else NULL, as the device has its own */
     const char *schedule;          /* forward schedule text, NULL: the generator's choice */
     const char *schedule_backward; /* the same for backward */
@@ -196,7 +196,7 @@ LOOM_API const char *loom_plan_text(const loom_plan *plan, loom_text which);
 typedef struct loom_kernel {
     size_t size;
     const char *name;        /* "forward", "backward_dkv" ... */
-    const char *variant;     /* "aligned", "any" */
+    const char *variant;     /* "tma", "aligned", "any" */
     const char *symbol;      /* entry point in the binary */
     const char *source;      /* emitted text */
     const char *key;         /* what the cache entry is made from */

@@ -687,6 +687,31 @@ static int32_t sum_before(const char *log, const char *text) {
     return sum;
 }
 
+/* The first line of the log where ptxas says that it serialises wgmma, or that it puts arrivals or waits
+ * between (C7510 to C7520); NULL: there is none. Such a kernel computes the right thing at half the speed. */
+static const char *find_serialised(const char *log, int *length) {
+    enum { FIRST_CODE = 7510, LAST_CODE = 7520 };
+    for (const char *at = log; (at = strstr(at, "(C")); at++) {
+        long code = strtol(at + 2, NULL, 10);
+        if (code < FIRST_CODE || code > LAST_CODE) continue;
+        while (at > log && at[-1] != '\n') at--;
+        *length = (int)strcspn(at, "\n");
+        return at;
+    }
+    return NULL;
+}
+
+/* Folder with the source and the log, for the user to look at; NULL when it cannot be written. */
+static const char *keep_output(const loom_context *context, loom__arena *arena, const char *source,
+                               const char *log) {
+    const char *folder = NULL;
+    make_folder(context, arena, &folder, NULL);
+    if (!folder || !write_text(arena, folder, "kernel.cu", source) ||
+        !write_text(arena, folder, "log.txt", log))
+        return NULL;
+    return folder;
+}
+
 static loom_status build_cuda(const loom_context *context, const nvrtc_api *api, nvrtc_program program,
                               const char *label, const char *source, const char *arch, loom__arena *arena,
                               loom__compiled *compiled, loom_error *error) {
@@ -711,15 +736,20 @@ static loom_status build_cuda(const loom_context *context, const nvrtc_api *api,
     if (log_bytes && api->log(program, log)) *log = 0;
     compiled->log = log;
     if (result) {
-        const char *folder = NULL;
-        make_folder(context, arena, &folder, NULL);
-        if (folder &&
-            !(write_text(arena, folder, "kernel.cu", source) && write_text(arena, folder, "log.txt", log)))
-            folder = NULL;
+        const char *folder = keep_output(context, arena, source, log);
         if (!*log)
             return loom__fail(error, LOOM_COMPILE, "kernel", "NVRTC failed on %s: %s", label,
                               api->error_text(result));
         return fail_compile(label, context->nvrtc.name, folder, log, error);
+    }
+    int line_length = 0;
+    const char *serialised = find_serialised(log, &line_length);
+    if (serialised) {
+        const char *folder = keep_output(context, arena, source, log);
+        return loom__fail(error, LOOM_COMPILE, "kernel",
+                          "%s serialises the wgmma of the kernel %s, which is taken for an error:\n%.*s\n"
+                          "(source and whole output: %s)",
+                          context->nvrtc.name, label, line_length, serialised, folder ? folder : "not kept");
     }
     size_t bytes = 0;
     if (api->cubin_size(program, &bytes) || !bytes) {

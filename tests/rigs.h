@@ -4,7 +4,8 @@
  *
  * The first argument of the program chooses: none runs on the host target, `gpu` (or --device N, or the
  * environment variable ATTNLOOM_TEST_DEVICE=N) on a GPU, `slow` the long list on the host, `quick` a short one
- * for builds with sanitizers.
+ * for builds with sanitizers. ATTNLOOM_TEST_TARGET=hopper takes that target on the GPU instead of mma; what it does
+ * not support of a problem, the library's choice computes.
  */
 #ifndef LOOM_TEST_RIGS_H
 #define LOOM_TEST_RIGS_H
@@ -32,6 +33,11 @@ static struct rigs {
 } rigs = {.device = LOOM_DEVICE_HOST};
 
 static inline bool on_gpu(void) { return rigs.device != LOOM_DEVICE_HOST; }
+
+static inline const char *target_of_rigs(void) {
+    const char *wanted = getenv("ATTNLOOM_TEST_TARGET");
+    return !on_gpu() ? "host" : wanted && *wanted ? wanted : "mma";
+}
 
 /* Opens the context and the device. Returns 0, or the status to exit with. */
 static inline int rigs_start(int argc, char **argv) {
@@ -88,9 +94,14 @@ static inline loom_plan *plan_of(const char *problem) {
     if (rigs.num_plans == RIGS_MAX_PLANS) rigs_drop_plans();
     desc.problem = problem;
     desc.device = rigs.device;
-    desc.target = on_gpu() ? "mma" : "host";
+    desc.target = target_of_rigs();
     loom_plan *plan = NULL;
-    if (loom_plan_create(rigs.context, &desc, &plan, &error))
+    loom_status status = loom_plan_create(rigs.context, &desc, &plan, &error);
+    if (status == LOOM_UNSUPPORTED && !strcmp(desc.target, "hopper")) {
+        desc.target = NULL;
+        status = loom_plan_create(rigs.context, &desc, &plan, &error);
+    }
+    if (status)
         fail_msg("\"%s\": %s: %s", problem, error.field, error.text);
     rigs.plans[rigs.num_plans].problem = strdup(problem);
     rigs.plans[rigs.num_plans++].plan = plan;
@@ -108,7 +119,7 @@ static inline void fail_rig(const char *problem, const loom__rig_options *o, con
     fail_msg("%s\n  attnloom check \"%s\" --target %s --shape \"batch=%lld heads=%lld:%lld seq=%lld:%lld\" "
              "--seed %llu"
              "   (layout %s, q_start %lld, k_start %lld, scale %g)",
-             what, problem, on_gpu() ? "mma" : "host", (long long)o->shape.batch, (long long)o->shape.heads_q,
+             what, problem, target_of_rigs(), (long long)o->shape.batch, (long long)o->shape.heads_q,
              (long long)o->shape.heads_kv, (long long)o->shape.seq_q, (long long)o->shape.seq_k,
              (unsigned long long)o->seed, loom__layout_names[o->layout],
              o->q_start == LOOM_DEFAULT_START ? (long long)(o->shape.seq_k - o->shape.seq_q)

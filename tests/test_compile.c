@@ -172,6 +172,27 @@ static void test_cuda_plan(void **state) {
     loom_context_destroy(context);
 }
 
+/* The compiler is told the kernel's arch, where it has one. */
+static void test_kernel_arch(void **state) {
+    (void)state;
+    setenv("LOOM_NVRTC_DIR", rig_nvrtc(), 1);
+    loom_context *context = rig_context(&HOOKS);
+    loom_plan *plan = NULL;
+    loom_error error = LOOM_ERROR_INIT;
+    context->log_level = 4;
+    rig_log_start();
+    loom_status status = plan_for(context, "bf16 maps", "sm_90", &plan, &error);
+    const char *log = rig_log_stop();
+    assert_ok(error, status);
+    rig_expect(log, "compiler kernel=forward-tma output=\n--gpu-architecture=sm_90a\n|"
+                    "compiler kernel=forward-any output=\n--gpu-architecture=sm_90\n");
+    rig_expect(rig_kernel(plan, 0).entry, "/cache/forward-bf16-d16-8-tma-sm_90a-");
+    rig_expect(rig_kernel(plan, 1).entry, "/cache/forward-bf16-d16-8-any-sm_90-");
+    assert_string_equal(loom_plan_text(plan, LOOM_TEXT_ARCH), "sm_90");
+    loom_plan_destroy(plan);
+    loom_context_destroy(context);
+}
+
 static void test_cuda_refusals(void **state) {
     (void)state;
     setenv("LOOM_NVRTC_DIR", rig_nvrtc(), 1);
@@ -189,6 +210,12 @@ static void test_cuda_refusals(void **state) {
     assert_int_equal(access(path, R_OK), 0);
     snprintf(path, sizeof path, "%s/log.txt", folder);
     assert_int_equal(access(path, R_OK), 0);
+    /* What runs, but at half the speed, is refused too. */
+    assert_fails(
+        error, LOOM_COMPILE, "kernel",
+        "nvrtc 12.4 serialises the wgmma of the kernel forward-any|:\nptxas info    : (C7512) Potential|"
+        "in the function 'forward'\n(source and whole output: ",
+        plan_for(context, "bf16 serialised", "sm_90", &plan, &error));
     assert_int_equal(access(rig_path("cache"), F_OK), -1); /* nothing was stored */
     loom_context_destroy(context);
 
@@ -529,6 +556,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_named_folder_first, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_nothing_fits, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_cuda_plan, rig_setup, rig_teardown),
+        cmocka_unit_test_setup_teardown(test_kernel_arch, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_cuda_refusals, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_host_refusals, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_host_lies, rig_setup, rig_teardown),

@@ -15,8 +15,17 @@ typedef struct launched {
     char symbol[64];
     unsigned grid, threads, smem_bytes;
     loom__cuda_handle stream, context;
-    unsigned char args[512];
+    unsigned char args[1024];
 } launched;
+
+/* What the driver was told of a tensor, kept in place of its map. */
+typedef struct map_text {
+    uint64_t address, extents[4], strides[3];
+    uint32_t box[4];
+    int type, interleave, swizzle, promotion, fill;
+    int unused[7];
+} map_text;
+_Static_assert(sizeof(map_text) == LOOM__MAP_BYTES, "a map");
 
 static struct fake {
     launched launches[64];
@@ -27,6 +36,8 @@ static struct fake {
     int failing_launch; /* what cuLaunchKernel answers */
     int failing_load;
     bool quiet; /* launches are not recorded */
+    bool refuses_broadcast;
+    int num_maps;
 } fake;
 
 /* Contexts that are current belong to a thread; all else above is under the lock where threads load kernels.
@@ -58,7 +69,9 @@ static int f_attribute(int *value, int attribute, int device) {
 }
 static int f_memory(size_t *bytes, int device) { return *bytes = 1 << 30, device < 100; }
 static int f_error(int result, const char **name) {
-    *name = result == 700 ? "CUDA_ERROR_ILLEGAL_ADDRESS" : "CUDA_ERROR_INVALID_IMAGE";
+    *name = result == 1     ? "CUDA_ERROR_INVALID_VALUE"
+            : result == 700 ? "CUDA_ERROR_ILLEGAL_ADDRESS"
+                            : "CUDA_ERROR_INVALID_IMAGE";
     return 0;
 }
 static int f_retain(loom__cuda_handle *context, int device) {
@@ -115,6 +128,31 @@ static int f_launch(loom__cuda_handle function, unsigned grid_x, unsigned grid_y
     return 0;
 }
 
+static int f_encode(void *map, int type, unsigned rank, void *address, const uint64_t *extents,
+                    const uint64_t *strides, const uint32_t *box, const uint32_t *steps, int interleave,
+                    int swizzle, int promotion, int fill) {
+    map_text text = {.address = (uintptr_t)address,
+                     .type = type,
+                     .interleave = interleave,
+                     .swizzle = swizzle,
+                     .promotion = promotion,
+                     .fill = fill};
+    bool wrong = rank != 4 || (uintptr_t)map % 64 || !address || (uintptr_t)address % 16;
+    for (int i = 0; i < 4; i++) {
+        wrong = wrong || !extents[i] || !box[i] || box[i] > 256 || steps[i] != 1;
+        text.extents[i] = extents[i];
+        text.box[i] = box[i];
+    }
+    for (int i = 0; i < 3; i++) {
+        wrong = wrong || strides[i] % 16 || strides[i] >> 40 || (!strides[i] && fake.refuses_broadcast);
+        text.strides[i] = strides[i];
+    }
+    if (wrong) return 1;
+    fake.num_maps++;
+    memcpy(map, &text, sizeof text);
+    return 0;
+}
+
 static const loom__driver_api DRIVER = {.init = f_init,
                                         .driver_version = f_version,
                                         .device_count = f_count,
@@ -132,7 +170,8 @@ static const loom__driver_api DRIVER = {.init = f_init,
                                         .module_unload = f_unload,
                                         .module_function = f_function,
                                         .function_set = f_set,
-                                        .launch = f_launch};
+                                        .launch = f_launch,
+                                        .map_encode = f_encode};
 static const loom__hooks HOOKS = {.driver = &DRIVER};
 
 static loom_status gpu_plan(loom_context *context, const char *problem, int32_t device, int32_t alignment,
@@ -655,6 +694,160 @@ static void test_variants(void **state) {
     loom_context_destroy(context);
 }
 
+static map_text map_of(const launched *l, int index) {
+    map_text text;
+    memcpy(&text, l->args + index * (int)sizeof text, sizeof text);
+    return text;
+}
+
+/* Maps are encoded per launch, from the tensors as they are. */
+static void test_maps(void **state) {
+    (void)state;
+    static bench storage;
+    bench *b = &storage;
+    loom_context *context = gpu_context();
+    loom_plan *plan = NULL;
+    loom_error error = LOOM_ERROR_INIT;
+    assert_ok(error, gpu_plan(context, "bf16 maps", 0, 0, &plan, &error));
+    assert_int_equal(loom_plan_num_kernels(plan), 2);
+    assert_string_equal(rig_kernel(plan, 0).variant, "tma");
+    reset(b), b->args.num_params = 0;
+    assert_ok(error, loom_forward(plan, &b->args, NULL, &error));
+    assert_int_equal(fake.num_maps, 4);
+    const launched *l = &fake.launches[0];
+    assert_int_equal(l->grid, 2 * 4 * 3);
+    map_text q = map_of(l, 0), v = map_of(l, 2), o = map_of(l, 3);
+    assert_int_equal(q.address, (uintptr_t)b->memory.read);
+    assert_int_equal(q.type, 9); /* bf16 */
+    assert_int_equal(q.interleave | q.fill, 0);
+    assert_int_equal(q.swizzle, 3);   /* 128 bytes */
+    assert_int_equal(q.promotion, 3); /* 256 bytes */
+    static const uint64_t EXTENTS[] = {16, 10, 4, 2}, STRIDES[] = {4 * 16 * 2, 16 * 2, 10 * 4 * 16 * 2};
+    static const uint32_t BOX[] = {64, 64, 1, 1};
+    assert_memory_equal(q.extents, EXTENTS, sizeof EXTENTS);
+    assert_memory_equal(q.strides, STRIDES, sizeof STRIDES);
+    assert_memory_equal(q.box, BOX, sizeof BOX);
+    static const uint64_t V_EXTENTS[] = {8, 6, 2, 2}, V_STRIDES[] = {2 * 8 * 2, 8 * 2, 6 * 2 * 8 * 2};
+    assert_memory_equal(v.extents, V_EXTENTS, sizeof V_EXTENTS);
+    assert_memory_equal(v.strides, V_STRIDES, sizeof V_STRIDES);
+    assert_int_equal(v.box[1], 128);
+    assert_int_equal(o.address, (uintptr_t)b->memory.o);
+    assert_ptr_equal((void *)(uintptr_t)wide(l->args, 64), b->memory.o); /* behind the maps */
+    assert_int_equal(wide(l->args, 65), 10 * 4 * 8);
+
+    /* Strides of an axis of one are not taken as they are. */
+    fake.num_launches = 0;
+    b->args.shape = (loom_shape){1, 1, 1, 10, 1};
+    b->args.q.stride[0] = b->args.k.stride[0] = b->args.v.stride[0] = b->args.o.stride[0] = -5;
+    b->args.q.stride[2] = b->args.k.stride[2] = b->args.v.stride[2] = b->args.o.stride[2] = INT64_MAX;
+    b->args.k.stride[1] = 3;
+    assert_ok(error, loom_forward(plan, &b->args, NULL, &error));
+    q = map_of(l, 0), v = map_of(l, 1);
+    assert_int_equal(q.strides[0], 4 * 16 * 2);
+    for (int i = 0; i < 3; i++) assert_int_equal(v.strides[i], 16 * 2);
+    assert_int_equal(q.strides[1], 16 * 2);
+    assert_int_equal(q.strides[2], 16 * 2);
+
+    /* Without keys there is nothing to describe. */
+    fake.num_launches = fake.num_maps = 0;
+    reset(b), b->args.num_params = 0;
+    b->args.shape.seq_k = 0;
+    b->args.k.data = b->args.v.data = NULL;
+    assert_ok(error, loom_forward(plan, &b->args, NULL, &error));
+    assert_int_equal(fake.num_maps, 2);
+    static const map_text NONE;
+    v = map_of(l, 2);
+    assert_memory_equal(&v, &NONE, sizeof v);
+
+    /* No more blocks than stay on the device: here two for each of 132 multiprocessors. */
+    fake.num_launches = 0;
+    reset(b), b->args.num_params = 0;
+    b->args.shape.seq_q = 4 * 33;
+    b->args.q.stride[0] = b->args.o.stride[0] = 1 << 14;
+    b->args.lse.data = NULL;
+    assert_ok(error, loom_forward(plan, &b->args, NULL, &error));
+    assert_int_equal(l->grid, 2 * 4 * 33);
+    b->args.shape.seq_q++;
+    fake.num_launches = 0;
+    assert_ok(error, loom_forward(plan, &b->args, NULL, &error));
+    assert_int_equal(l->grid, 2 * 132);
+    loom_plan_destroy(plan);
+
+    assert_ok(error,
+              gpu_plan(context, "fp32 maps", 0, 0, &plan, &error)); /* what is not bf16 is told as fp16 */
+    fake.num_launches = 0;
+    reset(b), b->args.num_params = 0;
+    assert_ok(error, loom_forward(plan, &b->args, NULL, &error));
+    assert_int_equal(map_of(l, 0).type, 6);
+    loom_plan_destroy(plan);
+    loom_context_destroy(context);
+}
+
+/* A tensor that has no map takes the next variant, and without one is refused by name. */
+static void test_maps_refused(void **state) {
+    (void)state;
+    static bench storage;
+    bench *b = &storage;
+    loom_context *context = gpu_context();
+    loom_plan *plan = NULL;
+    loom_error error = LOOM_ERROR_INIT;
+    assert_ok(error, gpu_plan(context, "bf16 maps", 0, 0, &plan, &error));
+    loom_status status;
+    context->log_level = 5;
+#define LAUNCHES(words)                                                                                      \
+    rig_log_start();                                                                                         \
+    status = loom_forward(plan, &b->args, NULL, &error);                                                     \
+    rig_expect(rig_log_stop(), words);                                                                       \
+    assert_int_equal(status, LOOM_OK);                                                                       \
+    reset(b), b->args.num_params = 0
+    reset(b), b->args.num_params = 0;
+    LAUNCHES("launch kernel=forward variant=tma blocks=24");
+    b->args.v.data = b->memory.read + 2;
+    LAUNCHES("variant=any");
+    b->args.k.stride[0] = (int64_t)1 << 39; /* 2^40 bytes */
+    LAUNCHES("variant=any");
+    b->args.k.stride[0] = 0;
+    LAUNCHES("variant=tma"); /* the driver decides about broadcasts */
+    fake.refuses_broadcast = true;
+    b->args.k.stride[0] = 0;
+    LAUNCHES("variant=any");
+#undef LAUNCHES
+    context->log_level = 0;
+    loom_plan_destroy(plan);
+    assert_ok(error, gpu_plan(context, "bf16 maps", 0, 16, &plan, &error));
+    assert_int_equal(loom_plan_num_kernels(plan), 1);
+    b->args.k.stride[0] = 0;
+    fake.num_launches = 0;
+    assert_fails(
+        error, LOOM_UNSUPPORTED, "args.k.stride",
+        "k (data 0x|stride 0 32 16) has no tensor map|CUDA_ERROR_INVALID_VALUE (1)|desc.alignment|target mma",
+        loom_forward(plan, &b->args, NULL, &error));
+    reset(b), b->args.num_params = 0;
+    b->args.k.data = b->memory.read + 2;
+    assert_fails(error, LOOM_INVALID, "args.k", "k has an address|promised",
+                 loom_forward(plan, &b->args, NULL, &error));
+    assert_int_equal(fake.num_launches, 0);
+    loom_plan_destroy(plan);
+    loom_context_destroy(context);
+}
+
+/* A driver that is too old to encode maps: the generator knows before it chooses. */
+static void test_maps_missing(void **state) {
+    (void)state;
+    loom__driver_api old = DRIVER;
+    const loom__hooks hooks = {.driver = &old};
+    old.map_encode = NULL;
+    loom_context_destroy(gpu_context());
+    loom_context *context = rig_context(&hooks);
+    loom_plan *plan = NULL;
+    loom_error error = LOOM_ERROR_INIT;
+    assert_ok(error, gpu_plan(context, "bf16 maps", 0, 0, &plan, &error));
+    assert_int_equal(loom_plan_num_kernels(plan), 1);
+    assert_string_equal(rig_kernel(plan, 0).variant, "any");
+    loom_plan_destroy(plan);
+    loom_context_destroy(context);
+}
+
 /* A promise that is not kept is refused by name. */
 static void test_promise(void **state) {
     (void)state;
@@ -705,16 +898,14 @@ static void test_cached_does_not_load(void **state) {
 }
 
 /* What a launch costs beside the driver's own work. */
-static void test_overhead(void **state) {
-    (void)state;
+static void measure_overhead(const char *problem, double limit_us) {
     static bench storage;
     bench *b = &storage;
     enum { BATCHES = 200, LAUNCHES = 100 };
-    static const double LIMIT_US = 2.0;
     loom_context *context = gpu_context();
     loom_plan *plan = NULL;
     loom_error error = LOOM_ERROR_INIT;
-    assert_ok(error, gpu_plan(context, "bf16 params aligned", 0, 0, &plan, &error));
+    assert_ok(error, gpu_plan(context, problem, 0, 0, &plan, &error));
     reset(b);
     fake.quiet = true;
     double best = 1e9;
@@ -725,10 +916,16 @@ static void test_overhead(void **state) {
         double us = (loom__now() - start) / LAUNCHES * 1e6;
         if (us < best) best = us;
     }
-    print_message("a launch adds %.3f us\n", best);
-    assert_true(best < LIMIT_US);
+    print_message("a launch of '%s' adds %.3f us\n", problem, best);
+    assert_true(best < limit_us);
     loom_plan_destroy(plan);
     loom_context_destroy(context);
+}
+
+static void test_overhead(void **state) {
+    (void)state;
+    measure_overhead("bf16 params aligned", 2.0);
+    measure_overhead("bf16 params maps", 2.0 + 4 * 0.5);
 }
 
 /* -- Threads --------------------------------------------------------------------------------------------- */
@@ -811,6 +1008,9 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_gpu, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_empty, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_variants, rig_setup, rig_teardown),
+        cmocka_unit_test_setup_teardown(test_maps, rig_setup, rig_teardown),
+        cmocka_unit_test_setup_teardown(test_maps_refused, rig_setup, rig_teardown),
+        cmocka_unit_test_setup_teardown(test_maps_missing, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_promise, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_cached_does_not_load, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_overhead, rig_setup, rig_teardown),

@@ -237,6 +237,12 @@ static void add_entry(installed *rows, int32_t *num_rows, const char *key, loom_
     rows[(*num_rows)++] = row;
 }
 
+/* Whether kernels of an entry are for a device of `arch`: code for sm_90a runs on sm_90. */
+static bool is_for(const char *entry, const char *arch) {
+    size_t length = strlen(arch);
+    return strncmp(entry, arch, length) == 0 && (!entry[length] || strcmp(entry + length, "a") == 0);
+}
+
 static loom_status check_installed(const values *v, loom_context *context, bool *fine, loom__arena *arena,
                                    loom_error *error) {
     const loom__cache_row *entries = NULL;
@@ -257,7 +263,7 @@ static loom_status check_installed(const values *v, loom_context *context, bool 
         loom_status status = loom__cli_plan_create(context, &desc, &plan, error);
         const char *arch = plan ? loom_plan_text(plan, LOOM_TEXT_ARCH) : "no device";
         bool elsewhere =
-            status == LOOM_DRIVER || (!status && strcmp(desc.target, "host") && strcmp(arch, rows[i].arch));
+            status == LOOM_DRIVER || (!status && strcmp(desc.target, "host") && !is_for(rows[i].arch, arch));
         if (elsewhere) {
             printf("problem %s\nskipped: it is for %s, here is %s\n", rows[i].problem, rows[i].arch, arch);
             num_skipped++;

@@ -94,7 +94,7 @@ typedef struct loom__cli_common {
     }
 #define LOOM__CLI_ROW_TARGET                                                                                 \
     {                                                                                                        \
-        "--target", "host|mma", LOOM__CLI_TEXT, offsetof(loom__cli_common, target),                          \
+        "--target", "host|mma|hopper", LOOM__CLI_TEXT, offsetof(loom__cli_common, target),                   \
             "family of kernels (default: the best one for the device or arch)"                               \
     }
 #define LOOM__CLI_ROW_ARCH                                                                                   \

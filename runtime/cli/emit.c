@@ -18,8 +18,8 @@ static const loom__cli_option EMIT_OPTIONS[] = {
     {"--standalone", NULL, LOOM__CLI_FLAG, offsetof(values, standalone),
      "one .cu with the pass's kernels, a C launcher and a self-check; nvcc alone builds it"},
     {"--kernel", "NAME", LOOM__CLI_TEXT, offsetof(values, kernel), "only this kernel of the pass"},
-    {"--variant", "aligned|any", LOOM__CLI_TEXT, offsetof(values, variant),
-     "only the kernels for tensors of 16-byte alignment, or of any"},
+    {"--variant", "tma|aligned|any", LOOM__CLI_TEXT, offsetof(values, variant),
+     "only the kernels for tensors that TMA can describe (target hopper), of 16-byte alignment, or of any"},
     {"-o", "FILE", LOOM__CLI_TEXT, offsetof(values, out), "write to FILE instead of stdout"},
     LOOM__CLI_ROW_TARGET,
     LOOM__CLI_ROW_ARCH,
@@ -89,6 +89,7 @@ static loom_status make_request(loom_context *context, const loom__cli_common *c
         request->arch = device->arch;
         request->smem_bytes = device->smem_bytes;
         request->num_sms = device->num_sms;
+        request->tensor_maps = context->driver->map_encode != NULL;
     }
     return LOOM_OK;
 }
