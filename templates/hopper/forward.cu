@@ -12,7 +12,6 @@ constexpr float headroom = 0;     // a row's largest P so far is at least 1 when
 constexpr float most_p = 32768;   // larger sums of P of a thread and tile move the reference
 constexpr float slack = 8;        // on partial tiles a row's maximum may exceed its reference by 2^slack
 constexpr float most_exact = 1 << 20;  // above, q.k in powers of 2 is subtracted before it is scaled
-constexpr float infinity = __builtin_huge_valf();
 constexpr float unset = -3.40282347e38f;  // reference of a row that has seen no key
 
 //@ text(arguments)
@@ -84,9 +83,9 @@ static __device__ __forceinline__ unsigned bar_q_empty(unsigned smem, int buffer
 
 // -- Producer: one warp starts all loads ------------------------------------------------------------------------
 
-static __device__ __forceinline__ void load_q(const LoomArgs *args, const Work *work, unsigned smem, int round) {
-    const int buffer = round % q_buffers;
-    barrier_wait(bar_q_empty(smem, buffer), (round / q_buffers & 1) ^ 1);
+static __device__ __forceinline__ void load_q(const LoomArgs *args, const Work *work, unsigned smem, int turn) {
+    const int buffer = turn % q_buffers;
+    barrier_wait(bar_q_empty(smem, buffer), (turn / q_buffers & 1) ^ 1);
     barrier_expect(bar_q_full(smem, buffer), chunks_qk * tile_q * 128);
 #pragma unroll
     for (int i = 0; i < chunks_qk; ++i) {
@@ -100,10 +99,12 @@ static __device__ __forceinline__ void load_q(const LoomArgs *args, const Work *
 //@ local spans = walk == "range"
 //@ text("static __device__ __forceinline__ void produce(const LoomArgs *args, unsigned smem, Tile *tiles" .. (spans and ", Spans *spans" or "") .. ") {")
     const bool leader = threadIdx.x % 32 == 0;
-    const int works = num_works(args);
+    const Rounds rounds = rounds_of(args);
     Stage stage = {0, 1}, stage_v = {0, 1};
-    for (int round = 0; work_index(round) < works; ++round) {
-        const Work work = work_of(args, work_index(round));
+    int turn = 0;
+    for (int round = 0; round < rounds.count; ++round) {
+        Work work;
+        if (!work_of(args, &rounds, round, &work)) continue;
 //@ if spans then
         Walk walk = walk_begin(args, &work, spans);
 //@ else
@@ -120,7 +121,7 @@ static __device__ __forceinline__ void load_q(const LoomArgs *args, const Work *
                 tiles[stage.index].index = visit.tile;
                 tiles[stage.index].what = visit.classes | (next.tile >= 0 && !next.full ? more_partial : 0) | (next.tile < 0 ? is_last : 0);
                 load_keys(smem, args, &work, visit.tile, stage.index);
-                if (first) load_q(args, &work, smem, round);
+                if (first) load_q(args, &work, smem, turn);
                 if (!first) {
                     barrier_wait(bar_v_empty(smem, stage_v.index), stage_v.parity);
                     load_values(smem, args, &work, tile_v, stage_v.index);
@@ -137,6 +138,7 @@ static __device__ __forceinline__ void load_q(const LoomArgs *args, const Work *
             load_values(smem, args, &work, tile_v, stage_v.index);
             stage_next(&stage_v);
         }
+        ++turn;
     }
 }
 
@@ -186,6 +188,53 @@ static __device__ __forceinline__ void finish_pv(float (&o)[depth_v / 2], const 
     if (threadIdx.x % 32 == 0) barrier_arrive(bar_v_empty(consumer->smem, stage));
 }
 
+// Sets what is not seen of a partial tile to -inf. row and column are those of this thread's first element.
+static __device__ __forceinline__ void hide_by_mask(float (&s)[tile_k / 2], const LoomArgs *args, const Work *work, int row, int column) {
+#pragma unroll
+    for (int w = 0; w < seen_words; ++w) {
+        const unsigned long long seen = seen_elements(args, work, row, column + 8 * seen_columns * w);
+#pragma unroll
+        for (int j = 0; j < seen_columns; ++j)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                if (!is_seen(seen, 0, j, e)) s[4 * (seen_columns * w + j) + e] = __int_as_float(0xff800000);
+            }
+    }
+}
+
+//@ if walk == "range" then
+// The columns that one row sees; false where they are not known to be all.
+static __device__ __forceinline__ bool keys_of_row(const LoomArgs *args, const Work *work, int row, Span (&keys)[num_spans]) {
+    Span inner[num_spans];
+    visible_keys(args, work, work->q_start + row, work->q_start + row, keys, inner);
+    bool exact = true;
+#pragma unroll
+    for (int i = 0; i < num_spans; ++i) {
+        exact = exact && (keys[i].lo > keys[i].hi || (keys[i].lo == inner[i].lo && keys[i].hi == inner[i].hi));
+        keys[i].lo -= work->k_start;
+        keys[i].hi -= work->k_start;
+    }
+    return exact;
+}
+
+// The same for rows that see a few spans of columns: compares with constants.
+static __device__ __forceinline__ void hide_by_spans(float (&s)[tile_k / 2], const Span (&keys)[2][num_spans], int column) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+#pragma unroll
+        for (int j = 0; j < tile_k / 8; ++j)
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+                bool seen = false;
+#pragma unroll
+                for (int i = 0; i < num_spans; ++i) {
+                    seen = seen || (keys[half][i].lo - column <= 8 * j + e && 8 * j + e <= keys[half][i].hi - column);
+                }
+                if (!seen) s[4 * j + 2 * half + e] = __int_as_float(0xff800000);
+            }
+}
+
+//@ end
 //@ if has_score then
 // The score of all elements; k is the position of this thread's first key.
 static __device__ __forceinline__ void score_tile(float (&s)[tile_k / 2], const LoomArgs *args, const Work *work, int q, int k) {
@@ -220,10 +269,12 @@ static __device__ __forceinline__ void softmax_exact(const float (&s)[tile_k / 2
         if (moves) rows->reference[half] = highest;
         const float rescale = moves ? exp2_approx((before - highest) * to_log2) : 1;
         rows->sum[half] *= rescale;
+        if (__any_sync(~0u, moves && before != unset)) {
 #pragma unroll
-        for (int j = 0; j < depth_v / 8; ++j) {
-            o[4 * j + 2 * half] *= rescale;
-            o[4 * j + 2 * half + 1] *= rescale;
+            for (int j = 0; j < depth_v / 8; ++j) {
+                o[4 * j + 2 * half] *= rescale;
+                o[4 * j + 2 * half + 1] *= rescale;
+            }
         }
         const float base = rows->reference[half];
         part[half] = 0;
@@ -310,7 +361,7 @@ static __device__ __forceinline__ void store_tile(const LoomArgs *args, const Wo
 //@ else
             const float reference = __fmul_rn(rows->reference[half], args->scale);
 //@ end
-            lse[row * args->lse_stride_seq] = total == 0 ? -infinity : reference + (log2_approx(total) + headroom) * ln_2;
+            lse[row * args->lse_stride_seq] = total == 0 ? __int_as_float(0xff800000) : reference + (log2_approx(total) + headroom) * ln_2;
         }
     }
 //@ if c.q_registers == 1 then
@@ -356,16 +407,18 @@ static __device__ __forceinline__ void consume(const LoomArgs *args, unsigned sm
 //@ else
     consumer.to_log2 = args->scale * log2_e;
 //@ end
-    const int works = num_works(args);
+    const Rounds rounds = rounds_of(args);
     Stage stage = {0, 0};
-    for (int round = 0; work_index(round) < works; ++round) {
-        const Work work = work_of(args, work_index(round));
+    int turn = 0;
+    for (int round = 0; round < rounds.count; ++round) {
+        Work work;
+        if (!work_of(args, &rounds, uniform(round), &work)) continue;
         consumer.row = work.tile * tile_q + 64 * warpgroup + 16 * warp + lane / 4;
         stage.index = uniform(stage.index);
 
         // [1] queries
-        const int buffer = round % q_buffers;
-        barrier_wait(bar_q_full(smem, buffer), round / q_buffers & 1);
+        const int buffer = turn % q_buffers;
+        barrier_wait(bar_q_full(smem, buffer), turn / q_buffers & 1);
 //@ if c.q_registers == 1 then
         unsigned q[depth_qk / 4];
 #pragma unroll
@@ -388,6 +441,10 @@ static __device__ __forceinline__ void consume(const LoomArgs *args, unsigned sm
         for (int i = 0; i < depth_v / 2; ++i) o[i] = 0;
 
         // [2] partial tiles, and full ones until there is a P
+//@ if walk == "range" then
+        Span keys[2][num_spans];  // columns that this thread's rows see
+        const bool exact = keys_of_row(args, &work, consumer.row, keys[0]) & keys_of_row(args, &work, consumer.row + 8, keys[1]);
+//@ end
         bool pending = false;  // P V of the tile before is still to be done
         int stage_before = 0;
         unsigned what;
@@ -429,19 +486,19 @@ static __device__ __forceinline__ void consume(const LoomArgs *args, unsigned sm
                 score_tile(s, args, &work, work.q_start + consumer.row, work.k_start + tile * tile_k + lane % 4 * 2);
 //@ end
                 if (tile_class == 1) {
-#pragma unroll
-                    for (int w = 0; w < seen_words; ++w) {
-                        const unsigned long long seen = seen_elements(args, &work, consumer.row, tile * tile_k + 8 * seen_columns * w + lane % 4 * 2);
-#pragma unroll
-                        for (int j = 0; j < seen_columns; ++j)
-#pragma unroll
-                            for (int e = 0; e < 4; ++e) {
-                                if (!is_seen(seen, 0, j, e)) s[4 * (seen_columns * w + j) + e] = -infinity;
-                            }
-//@ if has_mask then
-                        if (spoilt) hit |= rows_that_see(seen, nonfinite, seen_columns * w);
-//@ end
+                    const int column = tile * tile_k + lane % 4 * 2;
+//@ if walk == "range" then
+                    if (__all_sync(~0u, exact)) {
+                        hide_by_spans(s, keys, column);
+                    } else {
+                        hide_by_mask(s, args, &work, consumer.row, column);
                     }
+//@ else
+                    hide_by_mask(s, args, &work, consumer.row, column);
+//@ end
+//@ if has_mask then
+                    if (spoilt) hit = rows_that_see(args, &work, consumer.row, tile * tile_k, nonfinite);
+//@ end
                 }
 //@ if has_mask then
                 if (spoilt) spoil(o, nonfinite, hit);
@@ -455,10 +512,10 @@ static __device__ __forceinline__ void consume(const LoomArgs *args, unsigned sm
             stage_before = stage.index;
             stage_next(&stage);
         } while ((what & more_partial) || (!pending && !(what & is_last)));
-//@ if c.q_registers == 0 then
-        if (round > 0 && threadIdx.x % 128 == 0) {  // O of the work before has left its place in the buffer of queries
+//@ if c.q_registers == 0 and c.q_buffers == 2 then
+        if (turn > 0 && threadIdx.x % 128 == 0) {  // O of the work before has left its place in the buffer of queries
             stores_read();
-            barrier_arrive(bar_q_empty(smem, (round - 1) % q_buffers));
+            barrier_arrive(bar_q_empty(smem, buffer ^ 1));
         }
 //@ end
 
@@ -482,12 +539,20 @@ static __device__ __forceinline__ void consume(const LoomArgs *args, unsigned sm
         }
 
         // [4] O and LSE
-        const Work done = work_of(args, here(work_index(round)));  // anew: kept, it would hold registers all the while
+        Work done;
+        work_of(args, &rounds, here(round), &done);  // anew: kept, it would hold registers all the while
 //@ if c.q_registers == 1 then
         store_tile(args, &done, o, &rows, smem + smem_o + 8192 * warpgroup, warpgroup);
 //@ else
         store_tile(args, &done, o, &rows, smem + smem_q + buffer * q_bytes + 8192 * warpgroup, warpgroup);
+//@     if c.q_buffers == 1 then
+        if (threadIdx.x % 128 == 0) {
+            stores_read();
+            barrier_arrive(bar_q_empty(smem, buffer));
+        }
+//@     end
 //@ end
+        ++turn;
     }
     if (threadIdx.x % 128 == 0) stores_read();
 }

@@ -49,18 +49,16 @@ static __device__ __forceinline__ bool find_nonfinite(Nonfinite *found, unsigned
     return true;
 }
 
-// Which of this thread's two rows see a key that holds such values, a bit each. `seen` is of the 8-key columns from
-// `column` on.
-static __device__ __forceinline__ unsigned rows_that_see(unsigned long long seen, const Nonfinite *found, int column) {
+// Which of this thread's rows, row and row + 8, see a key that holds such values, a bit each; column is the tile's first.
+static __device__ __forceinline__ unsigned rows_that_see(const LoomArgs *args, const Work *work, int row, int column, const Nonfinite *found) {
     unsigned hit = 0;
 #pragma unroll 1
-    for (int j = 0; j < seen_columns; ++j) {
-        const int key = 8 * (column + j) + threadIdx.x % 4 * 2;
-        const unsigned keys = found->rows[key / 32] >> key % 32 & 3, bits = (unsigned)(seen >> 4 * j);
-        hit |= ((bits & keys) != 0) | ((bits >> 2 & keys) != 0) << 1;
+    for (int i = 0; i < tile_k; ++i) {
+        if (!(found->rows[i / 32] >> i % 32 & 1) || column + i >= work->seq_k) continue;
+        hit |= visible(args, work, work->q_start + row, work->k_start + column + i) ? 1 : 0;
+        hit |= visible(args, work, work->q_start + row + 8, work->k_start + column + i) ? 2 : 0;
     }
-    hit |= __shfl_xor_sync(~0u, hit, 1);  // over the four threads of the row
-    return hit | __shfl_xor_sync(~0u, hit, 2);
+    return hit;
 }
 
 // Makes NaN of the columns that hold such values in the rows that see one.

@@ -6,44 +6,61 @@ typedef struct Work {
     int q_start, k_start;      // positions of row 0 and column 0
 } Work;
 
-static __device__ __forceinline__ int num_works(const LoomArgs *args) {
-    return args->batch * args->heads_q * ((args->seq_q + tile_q - 1) / tile_q);
-}
-
-// Works of a block: one of each round of gridDim.x. Every other round runs backward, which evens out works that get
-// shorter along the list.
-static __device__ __forceinline__ int work_index(int round) {
-    return round * gridDim.x + (round & 1 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
-}
-
 //@ if has_mask then
-// Order of the list: groups of heads whose keys and values fit the L2 cache together; in a group the last rows first,
-// which take longest under a causal mask.
+// A list of works is dealt out to the blocks round by round, every other round backward: under a causal mask works get
+// shorter along a list, and so all blocks get as much. A list has the tiles of heads whose keys and values fit the L2
+// cache together, the last rows of all heads first.
+typedef struct Rounds {
+    int count;       // of all lists
+    int of_list;     // rounds of one
+    int list_heads;  // heads of one
+} Rounds;
+
+static __device__ __forceinline__ Rounds rounds_of(const LoomArgs *args) {
+    constexpr int l2_keys = (1 << 25) / (2 * (depth_qk + depth_v));
+    const int heads = args->batch * args->heads_q, tiles = (args->seq_q + tile_q - 1) / tile_q;
+    Rounds rounds;
+    rounds.list_heads = min(max(max(l2_keys / max(args->seq_k, 1), 1024 / tiles), 1), heads);
+    rounds.of_list = (rounds.list_heads * tiles + gridDim.x - 1) / gridDim.x;
+    rounds.count = rounds.of_list * ((heads + rounds.list_heads - 1) / rounds.list_heads);
+    return rounds;
+}
 //@ else
-// Order of the list: tiles of one head follow each other, so that they share its keys in the L2 cache.
+// Tiles of one head follow each other, so that they share its keys in the L2 cache; each round deals one to every block.
+typedef struct Rounds {
+    int count;
+} Rounds;
+
+static __device__ __forceinline__ Rounds rounds_of(const LoomArgs *args) {
+    Rounds rounds;
+    const int works = args->batch * args->heads_q * ((args->seq_q + tile_q - 1) / tile_q);
+    rounds.count = (works + gridDim.x - 1) / gridDim.x;
+    return rounds;
+}
 //@ end
-static __device__ __forceinline__ Work work_of(const LoomArgs *args, int index) {
-    Work work;
-    work.seq_q = args->seq_q;
-    work.seq_k = args->seq_k;
-    work.q_start = args->q_start;
-    work.k_start = args->k_start;
-    const int tiles = (work.seq_q + tile_q - 1) / tile_q;
+
+// The work of this block in a round; false: it has none.
+static __device__ __forceinline__ bool work_of(const LoomArgs *args, const Rounds *rounds, int round, Work *work) {
+    work->seq_q = args->seq_q;
+    work->seq_k = args->seq_k;
+    work->q_start = args->q_start;
+    work->k_start = args->k_start;
+    const int heads = args->batch * args->heads_q, tiles = (work->seq_q + tile_q - 1) / tile_q;
 //@ if has_mask then
-    constexpr int l2_keys = (1 << 25) / (2 * (depth_qk + depth_v));  // of all heads of a group
-    const int heads = args->batch * args->heads_q;
-    const int wanted = max(l2_keys / max(work.seq_k, 1), 1024 / tiles);
-    const int size = min(max(wanted, 1), heads);
-    const int group = index / (size * tiles), first = group * size;
-    const int in_group = index - first * tiles, present = min(size, heads - first);
-    const int place = first + in_group % present;
-    work.tile = tiles - 1 - in_group / present;
+    const int list = round / rounds->of_list, round_of_list = round - list * rounds->of_list;
+    const int place = round_of_list * gridDim.x + (round_of_list & 1 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
+    const int first = list * rounds->list_heads, present = min(rounds->list_heads, heads - first);
+    if (place >= present * tiles) return false;
+    const int row = place / present, head = first + place - row * present;
+    work->tile = tiles - 1 - row;
 //@ else
-    const int place = index / tiles;
-    work.tile = index % tiles;
+    const int place = round * gridDim.x + blockIdx.x;
+    if (place >= heads * tiles) return false;
+    const int head = place / tiles;
+    work->tile = place - head * tiles;
 //@ end
-    work.batch = place / args->heads_q;
-    work.head = place % args->heads_q;
-    work.head_kv = work.head / args->group;
-    return work;
+    work->batch = head / args->heads_q;
+    work->head = head - work->batch * args->heads_q;
+    work->head_kv = work->head / args->group;
+    return true;
 }
