@@ -11,10 +11,11 @@ The text depends on its arguments alone: no date, path or host. ]]
 local abi = require "abi"
 local functions = require "functions"
 local template = require "template"
+local wgmma = require "wgmma"
 
 local emit = {}
 
-local LANGUAGE = {mma = "cuda", host = "c"}
+local LANGUAGE = {mma = "cuda", hopper = "cuda", host = "c"}
 
 local function header(plan, k)
     local p = plan.problem
@@ -26,16 +27,17 @@ local function header(plan, k)
         ("// Problem    %s"):format(p.text),
         ("// Schedule   %s, variant %s"):format(k.schedule, k.variant),
     }
-    if plan.target == "host" then
+    if k.target == "host" then
         lines[#lines + 1] = ("// Work       batch * %s * ceil(%s / %d) blocks, each one call; scratch %d bytes a thread")
             :format(k.grid.heads, k.grid.seq, k.grid.rows, k.smem_bytes)
     else
-        lines[#lines + 1] = ("// Launch     grid batch * %s * ceil(%s / %d), block %d threads, dynamic shared memory %d bytes")
-            :format(k.grid.heads, k.grid.seq, k.grid.rows, k.threads, k.smem_bytes)
+        lines[#lines + 1] = ("// Launch     grid batch * %s * ceil(%s / %d)%s, block %d threads, dynamic shared memory %d bytes")
+            :format(k.grid.heads, k.grid.seq, k.grid.rows, k.grid.persistent and " or one block a multiprocessor" or "", k.threads,
+                    k.smem_bytes)
     end
     local offset = 0
     for i, region in ipairs(k.shared) do
-        lines[#lines + 1] = ("// %-10s %6d  %s %s"):format(i > 1 and "" or plan.target == "host" and "Scratch" or "Shared", offset,
+        lines[#lines + 1] = ("// %-10s %6d  %s %s"):format(i > 1 and "" or k.target == "host" and "Scratch" or "Shared", offset,
             region[1], region[3])
         offset = offset + (region[2] + 127) // 128 * 128
     end
@@ -53,10 +55,10 @@ local function constants(plan, k, body)
     local offset = 0
     for _, region in ipairs(k.shared) do
         list[#list + 1] = {"smem_" .. region[1], offset, ("offset of %s in %s memory, bytes"):format(
-            region[1], plan.target == "host" and "scratch" or "shared")}
+            region[1], k.target == "host" and "scratch" or "shared")}
         offset = offset + (region[2] + 127) // 128 * 128
     end
-    local form = plan.target == "host" and "enum { %s = %d };  // %s" or "constexpr int %s = %d;  // %s"
+    local form = k.target == "host" and "enum { %s = %d };  // %s" or "constexpr int %s = %d;  // %s"
     for _, row in ipairs(list) do
         if named[row[1]] then lines[#lines + 1] = form:format(row[1], row[2], row[3]) end
     end
@@ -65,14 +67,14 @@ end
 
 function emit.source(plan, k, read)
     local p = plan.problem
-    local fields = abi.fields(p, k.pass, k.workspace)
+    local fields = abi.fields(p, k.pass, k.workspace, k.maps)
     local values = {}
     for _, row in ipairs(k.constants) do values[row[1]] = row[2] end
     local environment = {
         header = header(plan, k),
         constants = "",
         arguments = abi.struct(fields),
-        functions = functions.text(p, LANGUAGE[plan.target], k.calls or {}),
+        functions = functions.text(p, LANGUAGE[k.target], k.calls or {}),
         walk = functions.uses(p).walk,
         c = values,                       -- the kernel's constants, for decisions in Lua lines
         k = k, arch = plan.arch, dtype = p.dtype,
@@ -80,7 +82,8 @@ function emit.source(plan, k, read)
         deterministic = p.deterministic,
         aligned = k.variant == "aligned",
         symbol = k.symbol,
-        math = math, string = string, ipairs = ipairs,
+        wgmma = wgmma.text,
+        math = math, string = string, ipairs = ipairs, tonumber = tonumber,
     }
     environment.constants = constants(plan, k, template.render(k.template, read, environment))
     return template.render(k.template, read, environment)

@@ -12,6 +12,7 @@ grid, workspace. Emission (emit.lua) and the runtime (descriptors, docs/design.m
 `schedule` is a table of integers, see schedule.lua. ]]
 
 local expression = require "expression"
+local functions = require "functions"
 
 local kernel = {}
 
@@ -20,7 +21,7 @@ local MMA_K = 16        -- depth of one mma
 local MMA_N = 8         -- columns of one mma
 local CHUNK = 8         -- elements in 16 bytes, the unit of copies and of ldmatrix rows
 
-local DQ_REGISTERS = 64 -- most accumulators for the columns of dQ that a warp of backward_dkv computes at once
+local DQ_REGISTERS = 48 -- most accumulators for the columns of dQ that a warp of backward_dkv computes at once
 
 local function round_up(value, unit) return (value + unit - 1) // unit * unit end
 
@@ -251,6 +252,81 @@ function mma.backward_convert(problem, s)
     }
 end
 
+-- -- hopper ------------------------------------------------------------------------------------------------
+
+local hopper = {}
+
+local BOX_COLUMNS, BOX_ROW_BYTES = 64, 128 -- of what one TMA instruction copies
+local WARPGROUP = 128                      -- threads
+
+-- Registers a thread of the producer and of a consumer, by the number of consumer warpgroups: with 128 threads each they
+-- fill the multiprocessor, and ptxas takes multiples of 8.
+local HOPPER_REGISTERS = {{40, 232}, {40, 232}, {32, 160}, {24, 112}}
+
+function kernel.hopper_registers(s) return HOPPER_REGISTERS[s.tile_q // 64] end
+
+-- Boxes side by side that hold a row of `depth` columns.
+local function chunks(depth) return (depth + BOX_COLUMNS - 1) // BOX_COLUMNS end
+
+-- f32 or pairs a consumer holds through the main loop: O, S, P of two tiles, queries.
+function kernel.hopper_accumulators(problem, s)
+    local d, dv = head_dims(problem)
+    return dv // 2 + s.tile_k // 2 + 2 * (s.tile_k // 4) + (s.q_registers == 1 and d // 4 or 0)
+end
+
+local function hopper_shared(problem, s)
+    local d, dv = head_dims(problem)
+    local q = s.tile_q * BOX_ROW_BYTES * (s.q_registers == 1 and chunks(d) or math.max(chunks(d), chunks(dv)))
+    local shared = {
+        {"q", s.q_buffers * q, s.q_registers == 1 and "[q_buffers][chunks_qk][tile_q][64]"
+            or "[q_buffers][chunks][tile_q][64], O on its way out too"},
+        {"k", s.stages * s.tile_k * BOX_ROW_BYTES * chunks(d), "[stages][chunks_qk][tile_k][64]"},
+        {"v", s.stages * s.tile_k * BOX_ROW_BYTES * chunks(dv), "[stages][chunks_v][tile_k][64]"},
+    }
+    if s.q_registers == 1 then
+        shared[#shared + 1] = {"o", s.tile_q * BOX_ROW_BYTES * chunks(dv), "[chunks_v][tile_q][64]"}
+    end
+    shared[#shared + 1] = {"barriers", 8 * (4 * s.stages + 2 * s.q_buffers), "full and empty, of stages and of buffers of q"}
+    shared[#shared + 1] = {"tiles", 8 * s.stages, "[stages] what the producer tells of a tile"}
+    local spans = functions.uses(problem).num_spans
+    if spans then shared[#shared + 1] = {"spans", s.tile_q // 64 * spans * 16, "[warpgroups][num_spans] tiles that the walk visits"} end
+    if problem.mask then shared[#shared + 1] = {"nonfinite", 2 * 32, "rows, columns: bit sets"} end
+    return shared
+end
+
+function hopper.forward(problem, s)
+    local d, dv = head_dims(problem)
+    local registers = kernel.hopper_registers(s)
+    local shared = hopper_shared(problem, s)
+    return {
+        name = "forward", template = "hopper/forward.cu", calls = {keys = true}, title = "O = softmax(S) V, LSE = ln(sum exp S)",
+        threads = WARPGROUP * (1 + s.tile_q // 64),
+        constants = append({
+            {"depth_qk", d, "head dim of q and k rounded up to one wgmma"},
+            {"depth_v", dv, "the same of v and o"},
+            {"chunks_qk", chunks(d), "boxes of 64 columns of q and k"},
+            {"chunks_v", chunks(dv), "the same of v and o"},
+            {"tile_q", s.tile_q, "queries of a tile"},
+            {"tile_k", s.tile_k, "keys of a tile"},
+            {"warpgroups", s.tile_q // 64, "consumers, with 64 queries each"},
+            {"threads", WARPGROUP * (1 + s.tile_q // 64), "threads of a block"},
+            {"stages", s.stages, "buffers of keys and values"},
+            {"q_buffers", s.q_buffers, "buffers of queries"},
+            {"q_registers", s.q_registers, "1: queries stay in registers"},
+            {"q_bytes", shared[1][2] // s.q_buffers, "of a buffer of queries"},
+            {"k_bytes", shared[2][2] // s.stages, "of a tile of keys"},
+            {"v_bytes", shared[3][2] // s.stages, "of a tile of values"},
+            {"producer_registers", registers[1], "a thread"},
+            {"consumer_registers", registers[2], "a thread"},
+        }, seen_constants(s.tile_k // MMA_N)),
+        shared = shared,
+        maps = {{tensor = "q", rows = s.tile_q}, {tensor = "k", rows = s.tile_k}, {tensor = "v", rows = s.tile_k},
+                {tensor = "o", rows = 64}},
+        phases = {"queries", "partial tiles", "full tiles", "O and LSE"},
+        grid = {heads = "heads_q", seq = "seq_q", rows = s.tile_q, persistent = 1},
+    }
+end
+
 -- -- host --------------------------------------------------------------------------------------------------
 
 local host = {}
@@ -355,6 +431,7 @@ local LISTS = {
             return {mma.backward_delta, mma.backward_dkv, mma.backward_convert}
         end,
     },
+    hopper = {forward = function() return {hopper.forward} end},
     host = {
         forward = function() return {host.forward} end,
         backward = function() return {host.backward_delta, host.backward_dkv, host.backward_dq} end,
@@ -365,7 +442,7 @@ function kernel.list(problem, pass, target, s)
     local list = {}
     for i, make in ipairs(LISTS[target][pass](problem)) do
         local k = make(problem, s)
-        k.pass, k.symbol = pass, "attnloom_" .. k.name
+        k.pass, k.target, k.symbol = pass, target, "attnloom_" .. k.name
         k.smem_bytes = k.smem_bytes or shared_total(k.shared)
         k.workspace = pass == "backward" and backward_workspace(problem, target) or {}
         list[i] = k
@@ -374,6 +451,7 @@ function kernel.list(problem, pass, target, s)
 end
 
 function kernel.smem_bytes(problem, pass, target, s)
+    if target == "hopper" then return shared_total(hopper_shared(problem, s)) end
     if target == "mma" then
         if pass == "forward" then return shared_total(mma_shared.forward(problem, s)) end
         local dq = problem.deterministic and shared_total(mma_shared.backward_dq(problem, s)) or 0
@@ -403,7 +481,7 @@ function kernel.accumulators(problem, pass, s)
     local d, dv = head_dims(problem)
     -- O; S counts more than once for what is made of it: maxima, P, indices, values a score reads
     if pass == "forward" then
-        return s.tile_q // s.warps * (5 * dv + (score_reads_keys(problem) and 10 or 8) * s.tile_k) // 160
+        return s.tile_q // s.warps * (5 * dv + (score_reads_keys(problem) and 12 or 8) * s.tile_k) // 160
     end
     -- dK and dV; beside them S^T and dP^T in the same way, then a part of dQ
     local query_tiles = s.tile_q // math.min(s.warps, s.tile_q // s.rows) // 16

@@ -30,6 +30,13 @@ local KEYS = {
             {"dq_warps", "warps of its blocks, 16 queries each"},
         },
     },
+    hopper = {
+        forward = {
+            {"stages", "buffers of keys and values"},
+            {"q_buffers", "buffers of queries, 1 or 2"},
+            {"q_registers", "1: queries are kept in registers, 0: read from shared memory at each use"},
+        },
+    },
     host = {forward = {}, backward = {}},
 }
 
@@ -75,6 +82,22 @@ local SPACE = {
             return list
         end,
     },
+    hopper = {
+        forward = function()
+            local list = {}
+            for _, tile in ipairs {{128, 128}, {192, 64}, {192, 80}, {128, 112}, {128, 96}, {128, 80}, {128, 64}, {256, 64}, {192, 96}, {192, 128}} do
+                for stages = 2, 6 do
+                    for q_buffers = 2, 1, -1 do
+                        for q_registers = 0, 1 do
+                            list[#list + 1] = {tile_q = tile[1], tile_k = tile[2], stages = stages, q_buffers = q_buffers,
+                                               q_registers = q_registers}
+                        end
+                    end
+                end
+            end
+            return list
+        end,
+    },
     host = {forward = host_tiles, backward = host_tiles},
 }
 
@@ -90,6 +113,8 @@ local function registers(problem, pass, s, a)
     if pass == "backward" and not a.cp_async then needed = needed + COPY_REGISTERS end
     return needed
 end
+
+local HOPPER_OTHER_REGISTERS = 32 -- of a consumer: addresses, row statistics, what is in flight
 
 local HOST_MOST_ROWS = 512              -- of a tile: bounds the scratch memory of a thread
 local HOST_CACHE_BYTES = 512 * 1024     -- the part of a core's L2 cache that scratch memory may fill
@@ -139,6 +164,31 @@ local RULES = {
             if bytes <= limit then return nil end
             return ("d=%d:%d with this tile needs %d bytes of shared memory, %d block(s) of %s have %d"):format(
                 problem.d, problem.dv, bytes, s.blocks, a.name, limit)
+        end},
+    },
+    hopper = {
+        {nil, function(s)
+            if s.tile_q % 64 == 0 and s.tile_q >= 64 and s.tile_q <= 256 then return nil end
+            return ("tile_q %d is not 64 to 256 in steps of 64, the rows of a warpgroup"):format(s.tile_q)
+        end},
+        {nil, function(s)
+            if s.tile_k % 16 == 0 and s.tile_k >= 16 and s.tile_k <= 256 then return nil end
+            return ("tile_k %d is not a multiple of 16 up to 256"):format(s.tile_k)
+        end},
+        {nil, function(s)
+            if s.stages >= 2 and (s.q_buffers == 1 or s.q_buffers == 2) and s.q_registers <= 1 then return nil end
+            return ("stages %d, q_buffers %d, q_registers %d: at least 2, 1 or 2, 0 or 1"):format(s.stages, s.q_buffers, s.q_registers)
+        end},
+        {nil, function(s, problem, pass)
+            local needed, limit = kernel.hopper_accumulators(problem, s) + HOPPER_OTHER_REGISTERS, kernel.hopper_registers(s)[2]
+            if needed <= limit then return nil end
+            return ("needs about %d registers a thread, %d consumer warpgroups leave %d"):format(needed, s.tile_q // 64, limit)
+        end},
+        {nil, function(s, problem, pass, a)
+            local bytes = kernel.smem_bytes(problem, pass, "hopper", s)
+            if bytes <= a.smem_block_bytes then return nil end
+            return ("d=%d:%d with this tile needs %d bytes of shared memory, a block of %s has %d"):format(
+                problem.d, problem.dv, bytes, a.name, a.smem_block_bytes)
         end},
     },
     host = {
@@ -192,8 +242,13 @@ local function host_cost(problem, pass, s)
     return 4096 * (products + loads + edge + spilled) / HOST_LANES
 end
 
+local function hopper_forward_cost(problem, s)
+    return 4096 * 1e4 / (s.tile_q * s.tile_k) / s.stages
+end
+
 local COST = {
     mma = {forward = mma_forward_cost, backward = mma_backward_cost},
+    hopper = {forward = hopper_forward_cost},
     host = {
         forward = function(problem, s) return host_cost(problem, "forward", s) end,
         backward = function(problem, s) return host_cost(problem, "backward", s) end,
@@ -232,8 +287,8 @@ local function parse(text, target, pass, base)
             values.tile_q, values.tile_k = math.tointeger(q), math.tointeger(k)
         else
             values[key] = value:match("^%d%d?%d?%d?$") and math.tointeger(value)
-            if not values[key] or values[key] < 1 then
-                return invalid(at - 1, "%s=%s is not an integer from 1 to 9999", key, value)
+            if not values[key] then
+                return invalid(at - 1, "%s=%s is not an integer from 0 to 9999", key, value)
             end
         end
     end

@@ -2,7 +2,7 @@
 
   A line `//@ lua` is one Lua statement (or a piece of one: `//@ for i = 1, 2 do` ... `//@ end`).
   Any other line is copied; `${expr}` in it is one integer, identifier, type or literal: never a line of code.
-  `//@ part("softmax")` inserts parts/softmax of the same target, `//@ part("rows", {name = "q"})` with further names;
+  `//@ part("softmax")` inserts parts/softmax of the same target or, if it has none, of templates/parts, `//@ part("rows", {name = "q"})` with further names;
   `//@ text(t)` inserts text made by the generator.
   Both keep the indentation of the line they stand in.
 
@@ -69,7 +69,8 @@ function template.render(name, read, environment)
         part = function(part, names)
             local outer_base, outer_locals = base, locals
             base, locals = base .. scope._indent, names or {}
-            run(("%s/parts/%s%s"):format(name:match("^[^/]+"), part, name:match("%.%w+$")))
+            local own, shared = name:match("^[^/]+") .. "/parts/" .. part .. name:match("%.%w+$"), "parts/" .. part .. name:match("%.%w+$")
+            run(read(own) and own or shared)
             base, locals = outer_base, outer_locals
         end,
         text = function(text) emit(base .. scope._indent, text) end,

@@ -112,12 +112,12 @@ extern "C" __global__ void __launch_bounds__(threads, ${k.blocks_per_sm}) ${symb
         clear(s);
         add_qk(s, q_lane, k_lane);
 
-        // [3] score and mask
+        // [3] score and mask: what the score makes of a key serves all rows of its column
 //@ if has_score then
 #pragma unroll
-        for (int i = 0; i < row_tiles; ++i)
+        for (int j = 0; j < key_columns; ++j)
 #pragma unroll
-            for (int j = 0; j < key_columns; ++j)
+            for (int i = 0; i < row_tiles; ++i)
 #pragma unroll
                 for (int e = 0; e < 4; ++e) {
                     const int q = work.q_start + row_0 + 16 * i + e / 2 * 8;

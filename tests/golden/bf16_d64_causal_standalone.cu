@@ -519,7 +519,7 @@ extern "C" __global__ void __launch_bounds__(threads, 2) attnloom_forward(const 
         clear(s);
         add_qk(s, q_lane, k_lane);
 
-        // [3] score and mask
+        // [3] score and mask: what the score makes of a key serves all rows of its column
         unsigned long long seen[seen_words];
         if (!full) {
 #pragma unroll

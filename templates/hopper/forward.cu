@@ -1,0 +1,536 @@
+//@ text(header)
+
+//@ text(constants)
+constexpr int store_barrier = 1, careful_barrier = 8;  // numbered barriers: one a warpgroup each, and one more for all
+constexpr float log2_e = 1.44269504f;
+constexpr float ln_2 = 0.693147181f;
+//@ if dtype == "bf16" then
+constexpr float headroom = 32;    // a row's largest P so far is at least 2^-headroom when its reference is set
+//@ else
+constexpr float headroom = 0;     // a row's largest P so far is at least 1 when its reference is set
+//@ end
+constexpr float most_p = 32768;   // larger sums of P of a thread and tile move the reference
+constexpr float slack = 8;        // on partial tiles a row's maximum may exceed its reference by 2^slack
+constexpr float most_exact = 1 << 20;  // above, q.k in powers of 2 is subtracted before it is scaled
+constexpr float infinity = __builtin_huge_valf();
+constexpr float unset = -3.40282347e38f;  // reference of a row that has seen no key
+
+//@ text(arguments)
+
+//@ part("work")
+
+//@ text(functions)
+
+//@ part("barrier")
+
+//@ part("tma")
+
+//@ part("walk")
+
+//@ part("wgmma")
+
+//@ local q_from = c.q_registers == 1 and "registers" or "shared"
+//@ text(wgmma("first_qk", "s = Q K^T, 16 of the depth.", c.tile_k, dtype, q_from, false, true))
+
+//@ text(wgmma("add_qk", "s += Q K^T, 16 of the depth.", c.tile_k, dtype, q_from, false, false))
+
+//@ text(wgmma("add_pv", "o += P V, 16 keys.", c.depth_v, dtype, "registers", true, false))
+
+//@ part("pack")
+
+//@ part("exp2")
+
+//@ part("here")
+
+//@ part("seen", {tiles = 1, columns = c.seen_columns, along = "keys"})
+
+//@ if has_mask then
+//@ part("careful")
+
+//@ end
+// log2 x of the special function unit: absolute error 2^-22.
+static __device__ __forceinline__ float log2_approx(float x) {
+    float y;
+    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// x, which is the same in all lanes, in a register of the uniform datapath.
+static __device__ __forceinline__ int uniform(int x) { return __reduce_max_sync(~0u, x); }
+
+// What the producer tells of the tile in a stage.
+typedef struct Tile {
+    int index;
+    unsigned what;  // classes, 2 bits a warpgroup, and the bits below
+} Tile;
+constexpr unsigned more_partial = 1u << 16, is_last = 1u << 17, classes_mask = 0xff;
+
+// A stage of the ring of keys and values, and the parity of the present turn.
+typedef struct Stage {
+    int index, parity;
+} Stage;
+
+static __device__ __forceinline__ void stage_next(Stage *stage) {
+    stage->index = stage->index + 1 == stages ? 0 : stage->index + 1;
+    stage->parity ^= stage->index == 0;
+}
+
+static __device__ __forceinline__ unsigned bar_k_full(unsigned smem, int stage) { return smem + smem_barriers + 8 * stage; }
+static __device__ __forceinline__ unsigned bar_v_full(unsigned smem, int stage) { return bar_k_full(smem, stage) + 8 * stages; }
+static __device__ __forceinline__ unsigned bar_k_empty(unsigned smem, int stage) { return bar_k_full(smem, stage) + 16 * stages; }
+static __device__ __forceinline__ unsigned bar_v_empty(unsigned smem, int stage) { return bar_k_full(smem, stage) + 24 * stages; }
+static __device__ __forceinline__ unsigned bar_q_full(unsigned smem, int buffer) { return smem + smem_barriers + 32 * stages + 8 * buffer; }
+static __device__ __forceinline__ unsigned bar_q_empty(unsigned smem, int buffer) { return bar_q_full(smem, buffer) + 8 * q_buffers; }
+
+// -- Producer: one warp starts all loads ------------------------------------------------------------------------
+
+static __device__ __forceinline__ void load_q(const LoomArgs *args, const Work *work, unsigned smem, int round) {
+    const int buffer = round % q_buffers;
+    barrier_wait(bar_q_empty(smem, buffer), (round / q_buffers & 1) ^ 1);
+    barrier_expect(bar_q_full(smem, buffer), chunks_qk * tile_q * 128);
+#pragma unroll
+    for (int i = 0; i < chunks_qk; ++i) {
+        load_box(smem + smem_q + buffer * q_bytes + i * tile_q * 128, &args->q_map, 64 * i, work->tile * tile_q, work->head, work->batch,
+                 bar_q_full(smem, buffer));
+    }
+}
+
+//@ part("kv_tile")
+
+//@ local spans = walk == "range"
+//@ text("static __device__ __forceinline__ void produce(const LoomArgs *args, unsigned smem, Tile *tiles" .. (spans and ", Spans *spans" or "") .. ") {")
+    const bool leader = threadIdx.x % 32 == 0;
+    const int works = num_works(args);
+    Stage stage = {0, 1}, stage_v = {0, 1};
+    for (int round = 0; work_index(round) < works; ++round) {
+        const Work work = work_of(args, work_index(round));
+//@ if spans then
+        Walk walk = walk_begin(args, &work, spans);
+//@ else
+        Walk walk = walk_begin(args, &work);
+//@ end
+        Visit visit = walk_next(args, &work, &walk);
+        const bool nothing = visit.tile < 0;  // then tile 0 is visited as empty, and not loaded
+        int tile_v = -1;                      // tile whose values are still to be loaded
+        bool first = true;
+        do {
+            const Visit next = nothing ? visit : walk_next(args, &work, &walk);
+            if (leader) {
+                barrier_wait(bar_k_empty(smem, stage.index), stage.parity);
+                tiles[stage.index].index = visit.tile;
+                tiles[stage.index].what = visit.classes | (next.tile >= 0 && !next.full ? more_partial : 0) | (next.tile < 0 ? is_last : 0);
+                load_keys(smem, args, &work, visit.tile, stage.index);
+                if (first) load_q(args, &work, smem, round);
+                if (!first) {
+                    barrier_wait(bar_v_empty(smem, stage_v.index), stage_v.parity);
+                    load_values(smem, args, &work, tile_v, stage_v.index);
+                    stage_next(&stage_v);
+                }
+            }
+            tile_v = visit.tile;
+            first = false;
+            stage_next(&stage);
+            visit = next;
+        } while (visit.tile >= 0);
+        if (leader) {
+            barrier_wait(bar_v_empty(smem, stage_v.index), stage_v.parity);
+            load_values(smem, args, &work, tile_v, stage_v.index);
+            stage_next(&stage_v);
+        }
+    }
+}
+
+// -- Consumers: a warpgroup has 64 queries ----------------------------------------------------------------------
+
+// What stays the same for a consumer, but for `row`.
+typedef struct Consumer {
+    const LoomArgs *args;
+    const Tile *tiles;
+    unsigned smem;
+    unsigned long long k, v;  // operands in stage 0
+    float to_log2;            // from units of S to powers of 2
+    int row;                  // of the sequence, this thread's first; the second is row + 8
+} Consumer;
+
+// S = Q K^T of the warpgroup.
+//@ if c.q_registers == 1 then
+static __device__ __forceinline__ void start_qk(float (&s)[tile_k / 2], const unsigned (&q)[depth_qk / 4], unsigned long long k) {
+//@ else
+static __device__ __forceinline__ void start_qk(float (&s)[tile_k / 2], unsigned long long q, unsigned long long k) {
+//@ end
+    wgmma_fence();
+    first_qk(s, q, k);
+#pragma unroll
+    for (int i = 1; i < depth_qk / 16; ++i) {
+//@ if c.q_registers == 1 then
+        add_qk(s, q + 4 * i, k + i / 4 * (tile_k * 8) + i % 4 * 2);
+//@ else
+        add_qk(s, q + i / 4 * (tile_q * 8) + i % 4 * 2, k + i / 4 * (tile_k * 8) + i % 4 * 2);
+//@ end
+    }
+    wgmma_commit();
+}
+
+// O += P V of the warpgroup.
+static __device__ __forceinline__ void start_pv(float (&o)[depth_v / 2], const unsigned (&p)[tile_k / 4], unsigned long long v) {
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < tile_k / 16; ++i) add_pv(o, p + 4 * i, v + 128 * i);
+    wgmma_commit();
+}
+
+// The last O += P V.
+static __device__ __forceinline__ void finish_pv(float (&o)[depth_v / 2], const unsigned (&p)[tile_k / 4], const Consumer *consumer, int stage) {
+    start_pv(o, p, consumer->v + stage * (v_bytes / 16));
+    wgmma_wait<0>();
+    if (threadIdx.x % 32 == 0) barrier_arrive(bar_v_empty(consumer->smem, stage));
+}
+
+//@ if has_score then
+// The score of all elements; k is the position of this thread's first key.
+static __device__ __forceinline__ void score_tile(float (&s)[tile_k / 2], const LoomArgs *args, const Work *work, int q, int k) {
+#pragma unroll
+    for (int j = 0; j < tile_k / 8; ++j)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            s[4 * j + e] = score(args, work, q + e / 2 * 8, k + 8 * j + e % 2, s[4 * j + e] * args->scale);
+        }
+}
+
+//@ end
+// What a thread keeps of its two rows.
+typedef struct Rows {
+    float reference[2];  // in units of S: exponents of P are relative to it
+    float sum[2];        // this thread's part of the sum of P
+} Rows;
+
+// Moves the references of rows whose maximum in this tile exceeds them by more than `above` powers of 2 and rescales O;
+// recomputes P. Slow and exact for all that is finite.
+static __device__ __forceinline__ void softmax_exact(const float (&s)[tile_k / 2], unsigned (&p)[tile_k / 4], float (&o)[depth_v / 2],
+                                                     Rows *rows, float (&part)[2], float to_log2, const bool (&may_move)[2], float above) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        float highest = s[2 * half];
+#pragma unroll
+        for (int j = 0; j < tile_k / 8; ++j) highest = fmaxf(highest, fmaxf(s[4 * j + 2 * half], s[4 * j + 2 * half + 1]));
+        highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, 1));
+        highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, 2));
+        const float before = rows->reference[half];
+        const bool moves = may_move[half] && (highest - before) * to_log2 > above;
+        if (moves) rows->reference[half] = highest;
+        const float rescale = moves ? exp2_approx((before - highest) * to_log2) : 1;
+        rows->sum[half] *= rescale;
+#pragma unroll
+        for (int j = 0; j < depth_v / 8; ++j) {
+            o[4 * j + 2 * half] *= rescale;
+            o[4 * j + 2 * half + 1] *= rescale;
+        }
+        const float base = rows->reference[half];
+        part[half] = 0;
+#pragma unroll
+        for (int j = 0; j < tile_k / 8; ++j) {
+            const float a = exp2_approx((s[4 * j + 2 * half] - base) * to_log2 - headroom);
+            const float b = exp2_approx((s[4 * j + 2 * half + 1] - base) * to_log2 - headroom);
+            part[half] += a + b;
+            p[2 * j + half] = pack(a, b);
+        }
+    }
+}
+
+// Whether a row's condition holds in one of its four threads.
+static __device__ __forceinline__ bool any_of_row(bool condition) {
+    const unsigned quad = __ballot_sync(~0u, condition) >> (threadIdx.x % 32 & 28);
+    return quad & 15;
+}
+
+// A full tile: starts S of this tile and O += P V of the one before, whose product runs under the exponentials. Returns
+// what the producer tells of the tile.
+//@ local q_type = c.q_registers == 1 and "const unsigned (&q)[depth_qk / 4]" or "unsigned long long q"
+static __device__ __forceinline__ unsigned full_tile(float (&o)[depth_v / 2], unsigned (&p)[tile_k / 4], const unsigned (&p_before)[tile_k / 4],
+//@ text("                                                     Rows *rows, " .. q_type .. ", const Consumer *consumer, const Work *work, Stage stage, int stage_before) {")
+    const unsigned smem = consumer->smem;
+    const float to_log2 = consumer->to_log2;
+    float s[tile_k / 2];
+    barrier_wait(bar_k_full(smem, stage.index), stage.parity);
+    const unsigned what = uniform(consumer->tiles[stage.index].what);
+//@ if has_score then
+    const int tile = consumer->tiles[stage.index].index;
+//@ end
+    start_qk(s, q, consumer->k + stage.index * (k_bytes / 16));
+    start_pv(o, p_before, consumer->v + stage_before * (v_bytes / 16));
+    wgmma_wait<1>();
+    if (threadIdx.x % 32 == 0) barrier_arrive(bar_k_empty(smem, stage.index));
+//@ if has_score then
+    score_tile(s, consumer->args, work, work->q_start + consumer->row, work->k_start + tile * tile_k + threadIdx.x % 4 * 2);
+//@ end
+    float part[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        const float scaled = rows->reference[half] * to_log2;
+        const float base = fabsf(scaled) < most_exact ? -scaled - headroom : __int_as_float(0x7fc00000);  // NaN: taken below
+        part[half] = 0;
+#pragma unroll
+        for (int j = 0; j < tile_k / 8; ++j) {
+            const float a = exp2_approx(fmaf(s[4 * j + 2 * half], to_log2, base));
+            const float b = exp2_approx(fmaf(s[4 * j + 2 * half + 1], to_log2, base));
+            part[half] += a + b;
+            p[2 * j + half] = pack(a, b);
+        }
+    }
+    const bool over[2] = {!(part[0] < most_p), !(part[1] < most_p)};
+    const bool any_over = __any_sync(~0u, over[0] || over[1]);
+    barrier_wait(bar_v_full(smem, stage.index), stage.parity);  // needed next; keeps the wait below behind the exponentials
+    wgmma_wait<0>();
+    if (threadIdx.x % 32 == 0) barrier_arrive(bar_v_empty(smem, stage_before));
+    if (any_over) {
+        const bool moves[2] = {any_of_row(over[0]), any_of_row(over[1])};
+        softmax_exact(s, p, o, rows, part, to_log2, moves, 0);
+    }
+    rows->sum[0] += part[0];
+    rows->sum[1] += part[1];
+    return what;
+}
+
+// O / sum and LSE of the warpgroup to memory.
+static __device__ __forceinline__ void store_tile(const LoomArgs *args, const Work *work, float (&o)[depth_v / 2], const Rows *rows, unsigned smem_to,
+                                                  int warpgroup) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+    float *lse = args->lse + work->batch * args->lse_stride_batch + work->head * args->lse_stride_head;
+    float inverse[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        float total = rows->sum[half];
+        total += __shfl_xor_sync(~0u, total, 1);
+        total += __shfl_xor_sync(~0u, total, 2);
+        inverse[half] = total == 0 ? 0 : 1 / total;
+        const int row = work->tile * tile_q + 64 * warpgroup + 16 * warp + lane / 4 + 8 * half;
+        if (args->lse && lane % 4 == 0 && row < work->seq_q) {
+//@ if has_score then
+            const float reference = rows->reference[half];
+//@ else
+            const float reference = __fmul_rn(rows->reference[half], args->scale);
+//@ end
+            lse[row * args->lse_stride_seq] = total == 0 ? -infinity : reference + (log2_approx(total) + headroom) * ln_2;
+        }
+    }
+//@ if c.q_registers == 1 then
+    if (threadIdx.x % 128 == 0) stores_read();  // of the work before
+    meet(store_barrier + warpgroup, 128);
+//@ end
+    // 16 columns of the warp's 16 rows at once, in the swizzle of a box
+#pragma unroll
+    for (int j = 0; j < depth_v / 8; j += 2) {
+        const unsigned at = smem_to + j / 8 * (tile_q * 128) + (16 * warp + lane % 16) * 128 + (((j + lane / 16) % 8 ^ lane % 8) << 4);
+        asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
+                     ::"r"(at), "r"(pack(o[4 * j] * inverse[0], o[4 * j + 1] * inverse[0])),
+                     "r"(pack(o[4 * j + 2] * inverse[1], o[4 * j + 3] * inverse[1])),
+                     "r"(pack(o[4 * j + 4] * inverse[0], o[4 * j + 5] * inverse[0])),
+                     "r"(pack(o[4 * j + 6] * inverse[1], o[4 * j + 7] * inverse[1])) : "memory");
+    }
+    publish_shared();
+    meet(store_barrier + warpgroup, 128);
+    if (threadIdx.x % 128 == 0) {
+#pragma unroll
+        for (int i = 0; i < chunks_v; ++i) {
+            store_box(&args->o_map, smem_to + i * tile_q * 128, 64 * i, work->tile * tile_q + 64 * warpgroup, work->head, work->batch);
+        }
+        stores_commit();
+    }
+}
+
+//@ if has_mask then
+static __device__ __forceinline__ void consume(const LoomArgs *args, unsigned smem, const Tile *tiles, Nonfinite *nonfinite) {
+//@ else
+static __device__ __forceinline__ void consume(const LoomArgs *args, unsigned smem, const Tile *tiles) {
+//@ end
+    const int warpgroup = uniform(threadIdx.x / 128) - 1;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+    Consumer consumer;
+    consumer.args = args;
+    consumer.tiles = tiles;
+    consumer.smem = smem;
+    consumer.k = operand(smem + smem_k, 1);
+    consumer.v = operand(smem + smem_v, tile_k * 8);
+//@ if has_score then
+    consumer.to_log2 = log2_e;
+//@ else
+    consumer.to_log2 = args->scale * log2_e;
+//@ end
+    const int works = num_works(args);
+    Stage stage = {0, 0};
+    for (int round = 0; work_index(round) < works; ++round) {
+        const Work work = work_of(args, work_index(round));
+        consumer.row = work.tile * tile_q + 64 * warpgroup + 16 * warp + lane / 4;
+        stage.index = uniform(stage.index);
+
+        // [1] queries
+        const int buffer = round % q_buffers;
+        barrier_wait(bar_q_full(smem, buffer), round / q_buffers & 1);
+//@ if c.q_registers == 1 then
+        unsigned q[depth_qk / 4];
+#pragma unroll
+        for (int i = 0; i < depth_qk / 16; ++i) {
+            const unsigned at = smem + smem_q + buffer * q_bytes + 8192 * warpgroup + i / 4 * (tile_q * 128) + (16 * warp + lane % 16) * 128 +
+                                ((i % 4 * 2 + lane / 16 ^ lane % 8) << 4);
+            asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                         : "=r"(q[4 * i]), "=r"(q[4 * i + 1]), "=r"(q[4 * i + 2]), "=r"(q[4 * i + 3]) : "r"(at) : "memory");
+        }
+        __syncwarp();
+        if (lane == 0) barrier_arrive(bar_q_empty(smem, buffer));
+//@ else
+        const unsigned long long q = operand(smem + smem_q + buffer * q_bytes + 8192 * warpgroup, 1);
+//@ end
+
+        float o[depth_v / 2];       // sum of P V: [4 * j + 2 * half + e] is row + 8 * half, column 8 * j + lane % 4 * 2 + e
+        unsigned p[tile_k / 4];     // P of the tile before, in pairs
+        Rows rows = {{unset, unset}, {0, 0}};
+#pragma unroll
+        for (int i = 0; i < depth_v / 2; ++i) o[i] = 0;
+
+        // [2] partial tiles, and full ones until there is a P
+        bool pending = false;  // P V of the tile before is still to be done
+        int stage_before = 0;
+        unsigned what;
+        do {
+            barrier_wait(bar_k_full(smem, stage.index), stage.parity);
+            what = uniform(tiles[stage.index].what);
+            const int tile = uniform(tiles[stage.index].index);
+            const unsigned tile_class = what >> 2 * warpgroup & 3;
+//@ if has_mask then
+            const bool search = (what & classes_mask) != all_full && (what & classes_mask) != 0;
+//@ end
+            if (tile_class == 0) {
+                if (pending) finish_pv(o, p, &consumer, stage_before);
+                pending = false;
+                barrier_wait(bar_v_full(smem, stage.index), stage.parity);
+//@ if has_mask then
+                if (search) find_nonfinite(nonfinite, smem + smem_v + stage.index * v_bytes, warpgroup);
+//@ end
+                if (lane == 0) {
+                    barrier_arrive(bar_k_empty(smem, stage.index));
+                    barrier_arrive(bar_v_empty(smem, stage.index));
+                }
+            } else {
+                float s[tile_k / 2];
+                start_qk(s, q, consumer.k + stage.index * (k_bytes / 16));
+                if (pending) start_pv(o, p, consumer.v + stage_before * (v_bytes / 16));
+                barrier_wait(bar_v_full(smem, stage.index), stage.parity);
+//@ if has_mask then
+                const bool spoilt = search && find_nonfinite(nonfinite, smem + smem_v + stage.index * v_bytes, warpgroup);
+                unsigned hit = spoilt && tile_class == 2 ? 3 : 0;  // rows that see a key whose values are not finite, a bit each
+//@ end
+                wgmma_wait<0>();
+                if (lane == 0) {
+                    barrier_arrive(bar_k_empty(smem, stage.index));
+                    if (pending) barrier_arrive(bar_v_empty(smem, stage_before));
+                }
+                pending = true;
+//@ if has_score then
+                score_tile(s, args, &work, work.q_start + consumer.row, work.k_start + tile * tile_k + lane % 4 * 2);
+//@ end
+                if (tile_class == 1) {
+#pragma unroll
+                    for (int w = 0; w < seen_words; ++w) {
+                        const unsigned long long seen = seen_elements(args, &work, consumer.row, tile * tile_k + 8 * seen_columns * w + lane % 4 * 2);
+#pragma unroll
+                        for (int j = 0; j < seen_columns; ++j)
+#pragma unroll
+                            for (int e = 0; e < 4; ++e) {
+                                if (!is_seen(seen, 0, j, e)) s[4 * (seen_columns * w + j) + e] = -infinity;
+                            }
+//@ if has_mask then
+                        if (spoilt) hit |= rows_that_see(seen, nonfinite, seen_columns * w);
+//@ end
+                    }
+                }
+//@ if has_mask then
+                if (spoilt) spoil(o, nonfinite, hit);
+//@ end
+                float part[2];
+                const bool may_move[2] = {true, true};
+                softmax_exact(s, p, o, &rows, part, consumer.to_log2, may_move, slack);
+                rows.sum[0] += part[0];
+                rows.sum[1] += part[1];
+            }
+            stage_before = stage.index;
+            stage_next(&stage);
+        } while ((what & more_partial) || (!pending && !(what & is_last)));
+//@ if c.q_registers == 0 then
+        if (round > 0 && threadIdx.x % 128 == 0) {  // O of the work before has left its place in the buffer of queries
+            stores_read();
+            barrier_arrive(bar_q_empty(smem, (round - 1) % q_buffers));
+        }
+//@ end
+
+        // [3] full tiles
+        unsigned p_other[tile_k / 4];
+        for (;;) {
+            if (what & is_last) {
+                if (pending) finish_pv(o, p, &consumer, stage_before);
+                break;
+            }
+            what = full_tile(o, p_other, p, &rows, q, &consumer, &work, stage, stage_before);
+            stage_before = stage.index;
+            stage_next(&stage);
+            if (what & is_last) {
+                finish_pv(o, p_other, &consumer, stage_before);
+                break;
+            }
+            what = full_tile(o, p, p_other, &rows, q, &consumer, &work, stage, stage_before);
+            stage_before = stage.index;
+            stage_next(&stage);
+        }
+
+        // [4] O and LSE
+        const Work done = work_of(args, here(work_index(round)));  // anew: kept, it would hold registers all the while
+//@ if c.q_registers == 1 then
+        store_tile(args, &done, o, &rows, smem + smem_o + 8192 * warpgroup, warpgroup);
+//@ else
+        store_tile(args, &done, o, &rows, smem + smem_q + buffer * q_bytes + 8192 * warpgroup, warpgroup);
+//@ end
+    }
+    if (threadIdx.x % 128 == 0) stores_read();
+}
+
+extern "C" __global__ void __launch_bounds__(threads, 1) ${symbol}(const __grid_constant__ LoomArgs args) {
+    extern __shared__ __align__(1024) unsigned char shared[];
+    const unsigned smem = (unsigned)__cvta_generic_to_shared(shared);
+    Tile *tiles = (Tile *)(shared + smem_tiles);
+    if (threadIdx.x == 0) {
+        prefetch_map(&args.q_map);
+        prefetch_map(&args.k_map);
+        prefetch_map(&args.v_map);
+        prefetch_map(&args.o_map);
+        for (int i = 0; i < stages; ++i) {
+            barrier_init(bar_k_full(smem, i), 1);
+            barrier_init(bar_v_full(smem, i), 1);
+            barrier_init(bar_k_empty(smem, i), 4 * warpgroups);
+            barrier_init(bar_v_empty(smem, i), 4 * warpgroups);
+        }
+        for (int i = 0; i < q_buffers; ++i) {
+            barrier_init(bar_q_full(smem, i), 1);
+//@ if c.q_registers == 1 then
+            barrier_init(bar_q_empty(smem, i), 4 * warpgroups);
+//@ else
+            barrier_init(bar_q_empty(smem, i), warpgroups);
+//@ end
+        }
+        publish_shared();
+    }
+    __syncthreads();
+    if (threadIdx.x < 128) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 ${c.producer_registers};");
+//@ if walk == "range" then
+        if (threadIdx.x < 32) produce(&args, smem, tiles, (Spans *)(shared + smem_spans));
+//@ else
+        if (threadIdx.x < 32) produce(&args, smem, tiles);
+//@ end
+    } else {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 ${c.consumer_registers};");
+//@ if has_mask then
+        consume(&args, smem, tiles, (Nonfinite *)(shared + smem_nonfinite));
+//@ else
+        consume(&args, smem, tiles);
+//@ end
+    }
+}

@@ -1,0 +1,129 @@
+// Which tiles of keys a work visits: first those that are partial for some warpgroup, then those that are full for all. A
+// warp walks together; each lane knows one of 32 tiles.
+//@ if walk == "range" then
+typedef struct Spans {  // in tiles, inclusive
+    int outer_lo, outer_hi;  // some of the rows see some key
+    int inner_lo, inner_hi;  // all see all
+} Spans;
+
+//@ end
+typedef struct Walk {
+    int first, last;    // tiles that may be visited
+    int base;           // first of the 32 tiles at hand
+    unsigned classes;   // of this lane's tile: 2 bits a warpgroup, 0 empty, 1 partial, 2 full
+    unsigned left;      // of the 32, those still to be visited in this pass
+    bool full;          // the second pass
+//@ if walk == "range" then
+    Spans *spans;       // [warpgroups][num_spans]
+//@ end
+} Walk;
+
+typedef struct Visit {
+    int tile;          // -1: none is left
+    unsigned classes;
+    bool full;
+} Visit;
+
+constexpr unsigned all_full = ${tonumber(string.rep("2", c.warpgroups), 4)};  // of all warpgroups
+
+// The rows of a warpgroup; past the end of the sequence last is less than first.
+static __device__ __forceinline__ int first_row(const Work *work, int warpgroup) { return work->tile * tile_q + 64 * warpgroup; }
+static __device__ __forceinline__ int last_row(const Work *work, int warpgroup) {
+    return min(first_row(work, warpgroup) + 64, work->seq_q) - 1;
+}
+
+static __device__ __forceinline__ void walk_classify(const LoomArgs *args, const Work *work, Walk *walk) {
+    const int tile = walk->base + threadIdx.x % 32;
+    walk->classes = 0;
+#pragma unroll
+    for (int w = 0; w < warpgroups; ++w) {
+//@ if walk == "range" then
+        bool some = false, all = false;
+#pragma unroll
+        for (int i = 0; i < num_spans; ++i) {
+            const Spans *spans = walk->spans + w * num_spans + i;
+            some = some || (spans->outer_lo <= tile && tile <= spans->outer_hi);
+            all = all || (spans->inner_lo <= tile && tile <= spans->inner_hi);
+        }
+        walk->classes |= (all ? 2u : some ? 1u : 0u) << 2 * w;
+//@ else
+        const int row = first_row(work, w), row_end = last_row(work, w);
+        const int first = tile * tile_k, last = min(first + tile_k, work->seq_k) - 1;
+        unsigned what = 0;
+        if (tile <= walk->last && row <= row_end) {
+            what = tile_class(args, work, work->q_start + row, work->q_start + row_end, work->k_start + first, work->k_start + last);
+            if (what == 2 && first + tile_k > work->seq_k) what = 1;
+        }
+        walk->classes |= what << 2 * w;
+//@ end
+    }
+    const unsigned some = __ballot_sync(~0u, walk->classes != 0), full = __ballot_sync(~0u, walk->classes == all_full);
+    walk->left = walk->full ? full : some & ~full;
+}
+
+//@ if walk == "range" then
+static __device__ __forceinline__ Walk walk_begin(const LoomArgs *args, const Work *work, Spans *spans) {
+//@ else
+static __device__ __forceinline__ Walk walk_begin(const LoomArgs *args, const Work *work) {
+//@ end
+    Walk walk;
+    walk.full = false;
+//@ if walk == "range" then
+    // lane w finds the spans of warpgroup w
+    const int lane = threadIdx.x % 32, row = first_row(work, lane % warpgroups), row_end = last_row(work, lane % warpgroups);
+    Span outer[num_spans], inner[num_spans];
+    visible_keys(args, work, work->q_start + row, work->q_start + row_end, outer, inner);
+    int first = 0x7fffffff, last = -1;
+    __syncwarp();  // all lanes are done with the spans of the work before
+#pragma unroll
+    for (int i = 0; i < num_spans; ++i) {
+        const int lo = outer[i].lo - work->k_start, hi = outer[i].hi - work->k_start;
+        const bool any = row <= row_end && lo <= hi;
+        Spans of_lane;
+        of_lane.outer_lo = any ? lo / tile_k : 1;
+        of_lane.outer_hi = any ? hi / tile_k : 0;
+        of_lane.inner_lo = any ? (inner[i].lo - work->k_start + tile_k - 1) / tile_k : 1;
+        of_lane.inner_hi = any ? (inner[i].hi - work->k_start + 1) / tile_k - 1 : 0;
+        if (lane < warpgroups) spans[lane * num_spans + i] = of_lane;
+        if (any) {
+            first = min(first, of_lane.outer_lo);
+            last = max(last, of_lane.outer_hi);
+        }
+    }
+    __syncwarp();
+    walk.spans = spans;
+    walk.first = __reduce_min_sync(~0u, first);
+    walk.last = __reduce_max_sync(~0u, last);
+//@ else
+    walk.first = 0;
+    walk.last = (work->seq_k + tile_k - 1) / tile_k - 1;
+//@ end
+    walk.base = walk.first;
+    walk.left = 0;
+    if (walk.base <= walk.last) walk_classify(args, work, &walk);
+    return walk;
+}
+
+static __device__ __forceinline__ Visit walk_next(const LoomArgs *args, const Work *work, Walk *walk) {
+    Visit visit;
+    while (!walk->left) {
+        walk->base += 32;
+        if (walk->base > walk->last) {
+            if (walk->full || walk->first > walk->last) {
+                visit.tile = -1;
+                visit.classes = 0;
+                visit.full = false;
+                return visit;
+            }
+            walk->full = true;
+            walk->base = walk->first;
+        }
+        walk_classify(args, work, walk);
+    }
+    const int bit = __ffs(walk->left) - 1;
+    walk->left &= walk->left - 1;
+    visit.tile = walk->base + bit;
+    visit.classes = __shfl_sync(~0u, walk->classes, bit);
+    visit.full = walk->full;
+    return visit;
+}
