@@ -4,6 +4,8 @@ runtime provides). Everything it returns is a plain table or text.
   main.problem(text)   -> table with the canonical text and facts of a problem, or nil, error
   main.plan(request)   -> {problem=, target=, arch=, schedule=, schedule_backward=, why=, kernels={descriptor...}} or nil, error
   main.source(plan, i) -> source text of kernel i of a plan
+  main.candidates(request) -> {{text=, cost=}, ...} of request.pass: the schedules that are not rejected, cheapest first, or
+                         nil, error
   main.why(request)    -> text for people, or nil, error
   main.standalone(request) -> one .cu with the kernels of a pass, a launcher and a self-check, or nil, error
 
@@ -182,6 +184,23 @@ end
 
 function main.source(plan, i)
     return emit.source(plan.inner, plan.kernels[i], read_template)
+end
+
+function main.candidates(request)
+    local plan, message = make_plan(request)
+    if not plan then return nil, message end
+    local list = {}
+    for _, pass in ipairs(plan.passes) do
+        for i, row in ipairs(pass.name == request.pass and pass.candidates or {}) do
+            if not row.rejected then list[#list + 1] = {text = row.text, cost = row.cost, place = i} end
+        end
+    end
+    if not list[1] then return fail("INVALID", "pass", "the problem has no pass '%s'", request.pass) end
+    table.sort(list, function(a, b)
+        if a.cost ~= b.cost then return a.cost < b.cost end
+        return a.place < b.place
+    end)
+    return list
 end
 
 function main.why(request)

@@ -730,6 +730,51 @@ void loom__generator_release(loom_context *context, loom__generated *generated) 
     loom__context_unlock(context);
 }
 
+/* -- Candidates ------------------------------------------------------------------------------------------ */
+
+typedef struct candidates {
+    const loom__candidate *list;
+    int32_t num;
+} candidates;
+
+static int list_candidates(lua_State *lua) {
+    job *j = lua_touserdata(lua, 1);
+    candidates *found = j->result;
+    push_main(lua, j->context, "candidates");
+    push_request(lua, j->request);
+    set_text(lua, "pass", j->pass == LOOM_BACKWARD ? "backward" : "forward");
+    if (!call_main(lua, j, 1)) return 0;
+    int table = lua_gettop(lua);
+    luaL_checktype(lua, table, LUA_TTABLE);
+    found->num = (int32_t)luaL_len(lua, table);
+    loom__candidate *list = keep_bytes(lua, j, (size_t)found->num * sizeof *list);
+    for (int32_t i = 0; i < found->num; i++) {
+        int row = push_row(lua, table, i);
+        list[i].text = text_field(lua, j, row, "text");
+        lua_getfield(lua, row, "cost");
+        list[i].cost = luaL_checknumber(lua, -1);
+        lua_settop(lua, table);
+    }
+    found->list = list;
+    return 0;
+}
+
+loom_status loom__generator_candidates(loom_context *context, const loom__request *request, loom_pass pass,
+                                       loom__arena *arena, const loom__candidate **list, int32_t *num,
+                                       loom_error *error) {
+    candidates found = {NULL, 0};
+    job j = {.context = context,
+             .arena = arena,
+             .error = error,
+             .request = request,
+             .pass = pass,
+             .result = &found};
+    LOOM_TRY(context, run_job(context, list_candidates, &j));
+    *list = found.list;
+    *num = found.num;
+    return LOOM_OK;
+}
+
 /* -- Texts for people ------------------------------------------------------------------------------------ */
 
 static int make_text(lua_State *lua) {

@@ -90,6 +90,16 @@ loom_status loom__generator_source(loom_context *context, const loom__generated 
                                    loom__arena *arena, const char **source, loom_error *error);
 void loom__generator_release(loom_context *context, loom__generated *generated);
 
+typedef struct loom__candidate {
+    const char *text; /* of a schedule */
+    double cost;      /* by the generator's model */
+} loom__candidate;
+
+/* Schedules of a pass that the generator does not reject, cheapest first. */
+loom_status loom__generator_candidates(loom_context *context, const loom__request *request, loom_pass pass,
+                                       loom__arena *arena, const loom__candidate **list, int32_t *num,
+                                       loom_error *error);
+
 /* -- Texts for people ------------------------------------------------------------------------------------ */
 
 /* One self-contained .cu with the pass's kernels, a launcher and a self-check. */

@@ -783,6 +783,45 @@ static void bench_prints_csv(void **state) {
     expect_text(got.err, "head dim 4096");
 }
 
+static int occurrences(const char *text, const char *word) {
+    int num = 0;
+    for (const char *at = text; (at = strstr(at, word)); at++) num++;
+    return num;
+}
+
+/* All schedules, or the cheapest: compiled beforehand, then each timed. */
+static void schedules_are_swept(void **state) {
+    (void)state;
+    static char PROBLEM[] = "fp32 d=8 mask={causal & window(3, 0)} backward";
+    outcome got =
+        expect(RUN("compile", PROBLEM, "--target", "host", "--pass", "backward", "--schedules", "2"), 0);
+    expect_text(got.out, "schedule \"tile=");
+    expect_text(got.out, "kernel backward_dkv variant any ");
+    assert_int_equal(occurrences(got.out, "\n"), 2 * 3);
+    got = expect(RUN("bench", PROBLEM, "--device", "host", "--shape", "batch=1 heads=2 seq=16", "--pass",
+                     "forward,backward", "--schedules", "2"),
+                 0);
+    assert_memory_equal(got.out, BENCH_HEADER, strlen(BENCH_HEADER) - 1);
+    expect_text(got.out, ",target,schedule,cost,problem\nfwd,fp32,8,0,16,1,2,ours,burst,");
+    expect_text(got.out,
+                ",\"fp32 d=8 mask={k <= q & q - k <= 3} backward\"\nbwd,fp32,8,0,16,1,2,ours,burst,");
+    assert_int_equal(occurrences(got.out, "\n"), 1 + 2 * 2);
+    got = expect(RUN("why", PROBLEM, "--target", "host"), 0);
+    int num_candidates = occurrences(got.out, "\n  tile=");
+    got = expect(RUN("compile", PROBLEM, "--target", "host", "--schedules", "all"), 0);
+    assert_int_equal(occurrences(got.out, "\n"), num_candidates);
+
+    got = expect(RUN("bench", PROBLEM, "--schedules", "some"), 2);
+    expect_text(got.err, "--schedules: 'some': it takes all or a number from 1");
+    got = expect(RUN("bench", PROBLEM, "--schedules", "all", "--cold"), 2);
+    expect_text(got.err, "--schedules takes neither");
+    got = expect(RUN("compile", PROBLEM, "--schedules", "all", "-o", "x"), 2);
+    expect_text(got.err, "--schedules takes neither");
+    got =
+        expect(RUN("compile", "fp32 d=8", "--target", "host", "--pass", "backward", "--schedules", "all"), 1);
+    expect_text(got.err, "pass: the problem has no pass 'backward'");
+}
+
 static void cold_is_timed(void **state) {
     (void)state;
     outcome got = expect(RUN("bench", "fp32 d=8 causal backward", "--device", "host", "--cold"), 0);
@@ -859,6 +898,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(clear_spares_other_files),
         cmocka_unit_test(info_tells_what_is_there),
         cmocka_unit_test(bench_prints_csv),
+        cmocka_unit_test(schedules_are_swept),
         cmocka_unit_test(cold_is_timed),
     };
     const struct CMUnitTest gpu[] = {cmocka_unit_test(gpu_run_computes), cmocka_unit_test(gpu_bench)};

@@ -100,6 +100,27 @@ static void test_plan(void **state) {
     loom_context_destroy(context);
 }
 
+static void test_candidates(void **state) {
+    (void)state;
+    loom_context *context = rig_context(NULL);
+    loom__arena arena = arena_of(context);
+    loom_error error = LOOM_ERROR_INIT;
+    const loom__candidate *list = NULL;
+    int32_t num = 0;
+    loom__request request = {.problem = "backward", .arch = "sm_90"};
+    assert_ok(error,
+              loom__generator_candidates(context, &request, LOOM_BACKWARD, &arena, &list, &num, &error));
+    assert_int_equal(num, 2);
+    assert_string_equal(list[0].text, "tile=4");
+    assert_string_equal(list[1].text, "backward sm_90");
+    assert_true(list[0].cost == 1 && list[1].cost == 2.5);
+    request.problem = "refused";
+    assert_fails(error, LOOM_INVALID, "problem.words", "refused",
+                 loom__generator_candidates(context, &request, LOOM_FORWARD, &arena, &list, &num, &error));
+    loom__arena_free(&arena);
+    loom_context_destroy(context);
+}
+
 /* Copies the test generator and returns where it is. */
 static const char *copy_generator(void) {
     static char folder[400];
@@ -230,6 +251,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_problem, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_errors, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_plan, rig_setup, rig_teardown),
+        cmocka_unit_test_setup_teardown(test_candidates, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_digest, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_missing_folder, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_broken_generator, rig_setup, rig_teardown),

@@ -50,6 +50,7 @@ static const loom__cli_option OPTIONS[] = {
     LOOM__CLI_ROW_TARGET,
     LOOM__CLI_ROW_DEVICE,
     LOOM__CLI_ROW_SCHEDULE,
+    LOOM__CLI_ROW_SCHEDULES,
     LOOM__CLI_ROW_ALIGNMENT,
 };
 
@@ -64,11 +65,18 @@ static const loom__cli_command COMMAND = {
             "2*batch*heads*seq_q*seq_k*(d+d_v) operations, the backward 2.5 times that; a causal problem "
             "counts half, any other mask counts in full.\n"
             "Mode burst is 20 ms idle, 4 warm-ups, the median of 15 launches. Mode sustained is 300 ms of "
-            "the same launch first, then the median of 15.",
-    .examples = "  attnloom bench \"bf16 d=128 causal\" --shape \"batch=4 heads=32:8 seq=4096\" --mode "
-                "burst,sustained\n"
-                "  attnloom bench --grid paper --pass forward,backward --hdim 128 > grid.csv\n"
-                "  attnloom bench \"bf16 d=128 causal backward\" --cold\n",
+            "the same launch first, then the median of 15.\n"
+            "With --schedules each row is of one schedule and has two columns more, cost, the generator's "
+            "estimate, and "
+            "problem. All are compiled before the first is timed, those in the cache excepted; one that does "
+            "not compile "
+            "is said on stderr, the rest goes on, and the exit status is 1.",
+    .examples =
+        "  attnloom bench \"bf16 d=128 causal\" --shape \"batch=4 heads=32:8 seq=4096\" --mode "
+        "burst,sustained\n"
+        "  attnloom bench --grid paper --pass forward,backward --hdim 128 > grid.csv\n"
+        "  attnloom bench \"bf16 d=128 causal backward\" --cold\n"
+        "  attnloom bench \"bf16 d=128 causal\" --target hopper --schedules all --mode burst,sustained\n",
     .options = OPTIONS,
     .num_options = sizeof OPTIONS / sizeof OPTIONS[0],
 };
@@ -159,6 +167,7 @@ loom_status loom__cli_cell_open(loom_context *context, const char *problem, cons
     LOOM_TRY(NULL, loom__cli_problem_facts(context, problem, &cell->facts, error));
     LOOM_TRY(NULL, loom__cli_params_read(&cell->params, cell->facts, &cell->shape, params, error));
     LOOM_TRY(NULL, loom__cli_plan_create_quietly(context, &own, &cell->plan, error));
+    cell->device = own.device;
     LOOM_TRY(NULL, loom__cli_memory_open(context, own.device, &cell->memory, error));
     LOOM_TRY(NULL, loom__cli_params_upload(&cell->params, cell->facts, cell->memory, error));
     cell->args.params = cell->params.items;
@@ -179,6 +188,7 @@ void loom__cli_cell_close(loom__cli_cell *cell) {
 loom_status loom__cli_cell_workspace(loom__cli_cell *cell, loom_pass pass, loom_error *error) {
     size_t bytes = 0;
     LOOM_TRY(NULL, loom_workspace_bytes(cell->plan, pass, &cell->args, &bytes, error));
+    if (bytes <= cell->args.workspace_bytes) return LOOM_OK;
     cell->args.workspace = NULL;
     cell->args.workspace_bytes = bytes;
     return bytes ? loom__cli_memory_alloc(cell->memory, bytes, &cell->args.workspace, error) : LOOM_OK;
@@ -243,7 +253,9 @@ static bool is_causal(const loom_plan *plan) {
     return strstr(loom_plan_text(plan, LOOM_TEXT_PROBLEM), "mask={k <= q}") != NULL;
 }
 
-static void print_row(const loom__cli_cell *cell, loom_pass pass, const char *mode, double ms) {
+/* `candidate` is NULL without --schedules. */
+static void print_row(const loom__cli_cell *cell, loom_pass pass, const char *mode, double ms,
+                      const loom__candidate *candidate) {
     const loom_shape *s = &cell->shape;
     bool causal = is_causal(cell->plan);
     double work = 2.0 * (double)s->batch * (double)s->heads_q * (double)s->seq_q * (double)s->seq_k *
@@ -253,36 +265,92 @@ static void print_row(const loom__cli_cell *cell, loom_pass pass, const char *mo
                         : cell->facts->dtype == LOOM__F16 ? "fp16"
                                                           : "fp32";
     double rate = work / ms / 1e9;
-    printf("%s,%s,%d,%d,%lld,%lld,%lld,ours,%s,%.5f,%.*f,%s,%s\n", PASSES[pass], dtype, cell->facts->d,
-           causal, (long long)s->seq_k, (long long)s->batch, (long long)s->heads_q, mode, ms,
-           rate < 10 ? 3 : 1, rate, loom_plan_text(cell->plan, LOOM_TEXT_TARGET),
-           loom_plan_text(cell->plan, schedule));
+    printf("%s,%s,%d,%d,%lld,%lld,%lld,ours,%s,%.5f,%.*f,%s,%s", PASSES[pass], dtype, cell->facts->d, causal,
+           (long long)s->seq_k, (long long)s->batch, (long long)s->heads_q, mode, ms, rate < 10 ? 3 : 1, rate,
+           loom_plan_text(cell->plan, LOOM_TEXT_TARGET), loom_plan_text(cell->plan, schedule));
+    if (candidate) printf(",%.0f,\"%s\"", candidate->cost, loom_plan_text(cell->plan, LOOM_TEXT_PROBLEM));
+    printf("\n");
     fflush(stdout);
 }
 
+/* Times a pass of the cell's plan in each mode. */
+static loom_status bench_pass(const loom__cli_bench_values *values, loom__cli_cell *cell, loom_pass pass,
+                              const loom__candidate *candidate, loom_error *error) {
+    LOOM_TRY(NULL, loom__cli_cell_workspace(cell, pass, error));
+    for (uint32_t mode = BURST; mode <= SUSTAINED; mode++) {
+        double ms = 0;
+        if (!(values->modes & mode)) continue;
+        LOOM_TRY(NULL, time_cell(cell, pass, mode, &ms, error));
+        print_row(cell, pass, mode == BURST ? "burst" : "sustained", ms, candidate);
+    }
+    return LOOM_OK;
+}
+
+/* -- Sweeps --------------------------------------------------------------------------------------------- */
+
+static loom_status keep_plan(void *user, int32_t index, loom_plan *plan, loom_error *error) {
+    loom_plan **plans = user;
+    (void)error;
+    plans[index] = plan;
+    return LOOM_OK;
+}
+
+/* Times a pass with each of the schedules asked for, on the tensors of the cell. */
+static loom_status sweep_pass(const loom__cli_bench_values *values, loom_context *context,
+                              const loom_plan_desc *desc, loom__cli_cell *cell, loom_pass pass, bool *fine,
+                              loom_error *error) {
+    loom__arena arena = {&context->memory, NULL};
+    loom_plan_desc own = *desc;
+    loom_plan *chosen = cell->plan, **plans = NULL;
+    loom__cli_sweep sweep;
+    bool host = cell->device == LOOM_DEVICE_HOST;
+    own.problem = loom_plan_text(chosen, LOOM_TEXT_PROBLEM);
+    own.target = loom_plan_text(chosen, LOOM_TEXT_TARGET);
+    own.device = cell->device;
+    loom_status status =
+        loom__cli_sweep_list(context, &own, host ? "host" : loom_plan_text(chosen, LOOM_TEXT_ARCH), pass,
+                             values->common.most_schedules, &arena, &sweep, error);
+    if (!status) {
+        plans = loom__arena_alloc(&arena, (size_t)sweep.num * sizeof *plans);
+        status = plans ? loom__cli_sweep_plans(context, &sweep, keep_plan, plans, fine, error)
+                       : loom__fail(error, LOOM_MEMORY, "bench", "no memory for %d plans", sweep.num);
+    }
+    for (int32_t i = 0; plans && i < sweep.num; i++) {
+        cell->plan = plans[i];
+        if (plans[i] && !status) status = bench_pass(values, cell, pass, &sweep.list[i], error);
+        loom_plan_destroy(plans[i]);
+    }
+    cell->plan = chosen;
+    loom__arena_free(&arena);
+    return status;
+}
+
+/* -- Cells --------------------------------------------------------------------------------------------- */
+
 static loom_status bench_cell(const loom__cli_bench_values *values, loom_context *context,
-                              const char *problem, const loom_plan_desc *desc, loom_error *error) {
+                              const char *problem, const loom_plan_desc *desc, bool *fine,
+                              loom_error *error) {
     loom__cli_cell cell;
     loom_status status = loom__cli_cell_open(context, problem, desc, &values->params, &cell, error);
     bool backward = values->passes & 1u << LOOM_BACKWARD;
     // The backward reads o and lse, so the forward runs in any case.
     for (int32_t pass = LOOM_FORWARD; pass <= (backward ? LOOM_BACKWARD : LOOM_FORWARD) && !status; pass++) {
-        status = loom__cli_cell_workspace(&cell, (loom_pass)pass, error);
-        if (!status && !(values->passes & 1u << pass))
-            status = loom__cli_cell_launch(&cell, (loom_pass)pass, error);
-        for (uint32_t mode = BURST; mode <= SUSTAINED && (values->passes & 1u << pass) && !status; mode++) {
-            double ms = 0;
-            if (!(values->modes & mode)) continue;
-            status = time_cell(&cell, (loom_pass)pass, mode, &ms, error);
-            if (!status) print_row(&cell, (loom_pass)pass, mode == BURST ? "burst" : "sustained", ms);
+        bool timed = values->passes & 1u << pass, sweep = values->common.most_schedules > 0;
+        if (!timed || (sweep && backward)) {
+            status = loom__cli_cell_workspace(&cell, (loom_pass)pass, error);
+            if (!status) status = loom__cli_cell_launch(&cell, (loom_pass)pass, error);
         }
+        if (timed && !status)
+            status = sweep ? sweep_pass(values, context, desc, &cell, (loom_pass)pass, fine, error)
+                           : bench_pass(values, &cell, (loom_pass)pass, NULL, error);
     }
     loom__cli_cell_close(&cell);
     return status;
 }
 
 static loom_status bench_grid(const loom__cli_bench_values *values, loom_context *context,
-                              const loom_plan_desc *desc, loom__cli_progress *progress, loom_error *error) {
+                              const loom_plan_desc *desc, loom__cli_progress *progress, bool *fine,
+                              loom_error *error) {
     int64_t done = 0, total = (int64_t)values->hdims.num * values->seqlens.num *
                               ((values->masks == (FULL | CAUSAL)) + 1);
     for (int32_t i = 0; i < values->hdims.num; i++) {
@@ -304,7 +372,7 @@ static loom_status bench_grid(const loom__cli_bench_values *values, loom_context
                 cell.hint = (loom_shape){PAPER_TOKENS / seq, PAPER_HIDDEN / d, PAPER_HIDDEN / d, seq, seq};
                 snprintf(what, sizeof what, "%s length %lld", problem, (long long)seq);
                 loom__cli_progress_step(progress, ++done, total, what);
-                LOOM_TRY(NULL, bench_cell(values, context, problem, &cell, error));
+                LOOM_TRY(NULL, bench_cell(values, context, problem, &cell, fine, error));
             }
         }
     }
@@ -313,7 +381,8 @@ static loom_status bench_grid(const loom__cli_bench_values *values, loom_context
 
 /* -- The command ---------------------------------------------------------------------------------------- */
 
-static loom_status bench(const loom__cli_bench_values *values, const char *problem, loom_error *error) {
+static loom_status bench(const loom__cli_bench_values *values, const char *problem, bool *fine,
+                         loom_error *error) {
     loom_plan_desc desc;
     loom_context *context = NULL;
     loom__cli_plan_desc(&values->common, problem, &desc);
@@ -326,10 +395,11 @@ static loom_status bench(const loom__cli_bench_values *values, const char *probl
         loom_context_destroy(context);
         return status;
     }
-    printf("pass,dtype,hdim,causal,seqlen,batch,heads,backend,mode,ms,tflops,target,schedule\n");
-    loom__cli_progress *progress = loom__cli_progress_start("timing");
-    loom_status status = problem ? bench_cell(values, context, problem, &desc, error)
-                                 : bench_grid(values, context, &desc, progress, error);
+    printf("pass,dtype,hdim,causal,seqlen,batch,heads,backend,mode,ms,tflops,target,schedule%s\n",
+           values->common.most_schedules ? ",cost,problem" : "");
+    loom__cli_progress *progress = values->common.most_schedules ? NULL : loom__cli_progress_start("timing");
+    loom_status status = problem ? bench_cell(values, context, problem, &desc, fine, error)
+                                 : bench_grid(values, context, &desc, progress, fine, error);
     loom__cli_progress_stop(progress);
     loom_context_destroy(context);
     return status;
@@ -345,6 +415,7 @@ int loom__cli_bench(int argc, char **argv) {
                                      .seqlens = {6, {512, 1024, 2048, 4096, 8192, 16384}}};
     const char *problem = NULL;
     loom_error error = LOOM_ERROR_INIT;
+    bool fine = true;
     int exit_status = loom__cli_parse(&COMMAND, argc, argv, &values, &problem);
     if (exit_status >= 0) return exit_status;
     if (!problem == (values.grid < 0)) {
@@ -355,5 +426,10 @@ int loom__cli_bench(int argc, char **argv) {
         loom__cli_say("bench: --cold and --launch-cost take a PROBLEM");
         return LOOM__CLI_USAGE;
     }
-    return bench(&values, problem, &error) ? loom__cli_fail(&error) : LOOM__CLI_FINE;
+    if (values.common.most_schedules && (values.cold || values.launch_cost || values.common.schedule)) {
+        loom__cli_say("bench: --schedules takes neither --schedule, --cold nor --launch-cost");
+        return LOOM__CLI_USAGE;
+    }
+    if (bench(&values, problem, &fine, &error)) return loom__cli_fail(&error);
+    return fine ? LOOM__CLI_FINE : LOOM__CLI_FAILED;
 }

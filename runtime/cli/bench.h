@@ -20,6 +20,7 @@ typedef struct loom__cli_cell {
     loom__reference *facts;
     loom__cli_params params;
     loom_plan *plan;
+    int32_t device; /* that the plan is for */
     loom__cli_memory *memory;
     loom_shape shape;
     loom_args args;
@@ -31,7 +32,8 @@ loom_status loom__cli_cell_open(loom_context *context, const char *problem, cons
                                 const loom__cli_texts *params, loom__cli_cell *cell, loom_error *error);
 void loom__cli_cell_close(loom__cli_cell *cell);
 
-/* Gives the cell the workspace of a pass; then the pass can be launched on the default stream. */
+/* Gives the cell the workspace of a pass, unless it has as much; then the pass can be launched on the default
+ * stream. */
 loom_status loom__cli_cell_workspace(loom__cli_cell *cell, loom_pass pass, loom_error *error);
 loom_status loom__cli_cell_launch(const loom__cli_cell *cell, loom_pass pass, loom_error *error);
 

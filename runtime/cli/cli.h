@@ -10,6 +10,7 @@
 #include <stddef.h>
 
 #include "common.h"
+#include "generator.h"
 
 enum { LOOM__CLI_FINE = 0, LOOM__CLI_FAILED = 1, LOOM__CLI_USAGE = 2 };
 
@@ -20,6 +21,7 @@ typedef enum loom__cli_kind {
     LOOM__CLI_TEXT,    /* const char * */
     LOOM__CLI_TEXTS,   /* loom__cli_texts: may be given several times */
     LOOM__CLI_WHOLE,   /* int64_t, not negative */
+    LOOM__CLI_MOST,    /* int32_t, above 0; the word `all` is INT32_MAX */
     LOOM__CLI_REAL,    /* double; finite and above 0 as a float, so that 0 can stand for "not given" */
     LOOM__CLI_WHOLES,  /* loom__cli_wholes: 64,128,256 */
     LOOM__CLI_CHOICE,  /* int32_t: index among the words of `value`, "a|b|c" */
@@ -78,13 +80,14 @@ bool loom__cli_parse_shape(const char *text, loom_shape *shape, char *why, size_
 typedef struct loom__cli_common {
     int32_t pass; /* a loom_pass */
     const char *target, *arch, *schedule;
+    int32_t most_schedules; /* of a sweep, 0: none */
     int32_t device;
     int64_t alignment;
     loom_shape shape;
 } loom__cli_common;
 #define LOOM__CLI_COMMON_INIT                                                                                \
     {                                                                                                        \
-        LOOM_FORWARD, NULL, NULL, NULL, LOOM__CLI_DEVICE_AUTO, 16, { 2, 8, 8, 1024, 1024 }                   \
+        LOOM_FORWARD, NULL, NULL, NULL, 0, LOOM__CLI_DEVICE_AUTO, 16, { 2, 8, 8, 1024, 1024 }                \
     }
 
 #define LOOM__CLI_ROW_PASS                                                                                   \
@@ -117,6 +120,11 @@ typedef struct loom__cli_common {
         "--schedule", "TEXT", LOOM__CLI_TEXT, offsetof(loom__cli_common, schedule),                          \
             "force the schedule of the pass, e.g. \"tile=128x64 warps=4\"; `attnloom why` lists candidates"  \
     }
+#define LOOM__CLI_ROW_SCHEDULES                                                                              \
+    {                                                                                                        \
+        "--schedules", "all|N", LOOM__CLI_MOST, offsetof(loom__cli_common, most_schedules),                  \
+            "instead of one schedule of the pass all that fit, or the N cheapest by the generator's model"   \
+    }
 #define LOOM__CLI_ROW_ALIGNMENT                                                                              \
     {                                                                                                        \
         "--alignment", "0|16", LOOM__CLI_WHOLE, offsetof(loom__cli_common, alignment),                       \
@@ -135,6 +143,29 @@ loom_status loom__cli_plan_create(loom_context *context, loom_plan_desc *desc, l
 /* The same without progress, for those who show their own or measure the time. */
 loom_status loom__cli_plan_create_quietly(loom_context *context, loom_plan_desc *desc, loom_plan **plan,
                                           loom_error *error);
+
+/* -- Sweeps over schedules ------------------------------------------------------------------------------ */
+
+/* The schedules of a pass that --schedules asks for, cheapest first. */
+typedef struct loom__cli_sweep {
+    const loom_plan_desc *desc; /* of the plans but for the pass's schedule */
+    loom_pass pass;
+    int32_t num;
+    const loom__candidate *list;
+} loom__cli_sweep;
+
+/* `arch` is that of desc's device; most is that of the options. The list is in the arena. */
+loom_status loom__cli_sweep_list(loom_context *context, const loom_plan_desc *desc, const char *arch,
+                                 loom_pass pass, int32_t most, loom__arena *arena, loom__cli_sweep *sweep,
+                                 loom_error *error);
+
+/* A plan that is ready, of candidate `index`; the callee owns it. */
+typedef loom_status (*loom__cli_use_plan)(void *user, int32_t index, loom_plan *plan, loom_error *error);
+
+/* Makes the plans, a few at a time, and hands them over in their order. A candidate whose kernels do not
+ * compile or load is said on stderr and left out, and *fine becomes false. */
+loom_status loom__cli_sweep_plans(loom_context *context, const loom__cli_sweep *sweep, loom__cli_use_plan use,
+                                  void *user, bool *fine, loom_error *error);
 
 /* -- Printing ------------------------------------------------------------------------------------------- */
 

@@ -200,6 +200,15 @@ static bool set_value(const loom__cli_option *option, void *values, const char *
         snprintf(rule, capacity, "it takes a whole number, 0 or more");
         end = scan_whole(text, member);
         return end && !*end;
+    case LOOM__CLI_MOST: {
+        int64_t most = 0;
+        snprintf(rule, capacity, "it takes all or a number from 1");
+        *(int32_t *)member = INT32_MAX;
+        if (strcmp(text, "all") == 0) return true;
+        end = scan_whole(text, &most);
+        *(int32_t *)member = (int32_t)most;
+        return end && !*end && most > 0 && most <= INT32_MAX;
+    }
     case LOOM__CLI_REAL: {
         char *stop = NULL;
         snprintf(rule, capacity, "it takes a number that is finite and above 0 as a float");

@@ -201,6 +201,30 @@ function tests.why_names_the_targets_of_passes()
     end)
 end
 
+function tests.candidates_are_those_that_fit_cheapest_first()
+    local request = {problem = "bf16 d=256 backward", target = "mma", arch = "sm_86", pass = "backward"}
+    local list, cost = main.candidates(request), 0
+    local _, candidates = schedule.choose(problem.parse(request.problem), "backward", "mma", require("arch").get "sm_86")
+    local num_fit, seen = 0, {}
+    for _, row in ipairs(candidates) do num_fit = num_fit + (row.rejected and 0 or 1) end
+    equal(#list, num_fit)
+    assert(num_fit > 1 and num_fit < #candidates)
+    for _, row in ipairs(list) do
+        assert(row.cost >= cost and not seen[row.text])
+        cost, seen[row.text] = row.cost, true
+    end
+    equal(list[1].text, must_plan(request).schedule_backward)
+    local none, e = main.candidates {problem = "bf16 d=64", target = "mma", arch = "sm_86", pass = "backward"}
+    assert(not none and e.status == "INVALID" and e.field == "pass")
+    none, e = main.candidates {problem = "fp32 d=64", target = "mma", arch = "sm_86", pass = "forward"}
+    assert(not none and e.status == "UNSUPPORTED")
+    with_hopper(function()
+        list = main.candidates {problem = "bf16 d=64", target = "hopper", arch = "sm_90", pass = "forward"}
+        equal(#list, 1)
+        equal(list[1].text, "own")
+    end)
+end
+
 function tests.standalone_files()
     with_hopper(function()
         local function refused(request, words)
