@@ -149,41 +149,45 @@ typedef struct Consumer {
     const LoomArgs *args;
     const Tile *tiles;
     unsigned smem;
-    unsigned long long k, v;  // operands in stage 0
+    unsigned k, v;            // operands in stage 0
     float to_log2;            // from units of S to powers of 2
     int row;                  // of the sequence, this thread's first; the second is row + 8
 } Consumer;
 
 // S = Q K^T of the warpgroup.
 //@ if c.q_registers == 1 then
-static __device__ __forceinline__ void start_qk(float (&s)[tile_k / 2], const unsigned (&q)[depth_qk / 4], unsigned long long k) {
+static __device__ __forceinline__ void start_qk(float (&s)[tile_k / 2], const unsigned (&q)[depth_qk / 4], unsigned k) {
 //@ else
-static __device__ __forceinline__ void start_qk(float (&s)[tile_k / 2], unsigned long long q, unsigned long long k) {
+static __device__ __forceinline__ void start_qk(float (&s)[tile_k / 2], unsigned q, unsigned k) {
 //@ end
     wgmma_fence();
-    first_qk(s, q, k);
+//@ if c.q_registers == 1 then
+    first_qk(s, q, descriptor(k));
+//@ else
+    first_qk(s, descriptor(q), descriptor(k));
+//@ end
 #pragma unroll
     for (int i = 1; i < depth_qk / 16; ++i) {
 //@ if c.q_registers == 1 then
-        add_qk(s, q + 4 * i, k + i / 4 * (tile_k * 8) + i % 4 * 2);
+        add_qk(s, q + 4 * i, descriptor(k + i / 4 * (tile_k * 8) + i % 4 * 2));
 //@ else
-        add_qk(s, q + i / 4 * (tile_q * 8) + i % 4 * 2, k + i / 4 * (tile_k * 8) + i % 4 * 2);
+        add_qk(s, descriptor(q + i / 4 * (tile_q * 8) + i % 4 * 2), descriptor(k + i / 4 * (tile_k * 8) + i % 4 * 2));
 //@ end
     }
     wgmma_commit();
 }
 
 // O += P V of the warpgroup.
-static __device__ __forceinline__ void start_pv(float (&o)[depth_v / 2], const unsigned (&p)[tile_k / 4], unsigned long long v) {
+static __device__ __forceinline__ void start_pv(float (&o)[depth_v / 2], const unsigned (&p)[tile_k / 4], unsigned v) {
     wgmma_fence();
 #pragma unroll
-    for (int i = 0; i < tile_k / 16; ++i) add_pv(o, p + 4 * i, v + 128 * i);
+    for (int i = 0; i < tile_k / 16; ++i) add_pv(o, p + 4 * i, descriptor(v + 128 * i));
     wgmma_commit();
 }
 
 // The last O += P V.
 static __device__ __forceinline__ void finish_pv(float (&o)[depth_v / 2], const unsigned (&p)[tile_k / 4], const Consumer *consumer, int stage) {
-    start_pv(o, p, consumer->v + stage * (v_bytes / 16));
+    start_pv(o, p, uniform(consumer->v + stage * (v_bytes / 16)));
     wgmma_wait<0>();
     if (threadIdx.x % 32 == 0) barrier_arrive(bar_v_empty(consumer->smem, stage));
 }
@@ -296,19 +300,20 @@ static __device__ __forceinline__ bool any_of_row(bool condition) {
 
 // A full tile: starts S of this tile and O += P V of the one before, whose product runs under the exponentials. Returns
 // what the producer tells of the tile.
-//@ local q_type = c.q_registers == 1 and "const unsigned (&q)[depth_qk / 4]" or "unsigned long long q"
+//@ local q_type = c.q_registers == 1 and "const unsigned (&q)[depth_qk / 4]" or "unsigned q"
 static __device__ __forceinline__ unsigned full_tile(float (&o)[depth_v / 2], unsigned (&p)[tile_k / 4], const unsigned (&p_before)[tile_k / 4],
 //@ text("                                                     Rows *rows, " .. q_type .. ", const Consumer *consumer, const Work *work, Stage stage, int stage_before) {")
     const unsigned smem = consumer->smem;
     const float to_log2 = consumer->to_log2;
     float s[tile_k / 2];
+    const unsigned k = uniform(consumer->k + stage.index * (k_bytes / 16)), v = uniform(consumer->v + stage_before * (v_bytes / 16));
     barrier_wait(bar_k_full(smem, stage.index), stage.parity);
     const unsigned what = uniform(consumer->tiles[stage.index].what);
 //@ if has_score then
     const int tile = consumer->tiles[stage.index].index;
 //@ end
-    start_qk(s, q, consumer->k + stage.index * (k_bytes / 16));
-    start_pv(o, p_before, consumer->v + stage_before * (v_bytes / 16));
+    start_qk(s, q, k);
+    start_pv(o, p_before, v);
     wgmma_wait<1>();
     if (threadIdx.x % 32 == 0) barrier_arrive(bar_k_empty(smem, stage.index));
 //@ if has_score then
@@ -431,7 +436,7 @@ static __device__ __forceinline__ void consume(const LoomArgs *args, unsigned sm
         __syncwarp();
         if (lane == 0) barrier_arrive(bar_q_empty(smem, buffer));
 //@ else
-        const unsigned long long q = operand(smem + smem_q + buffer * q_bytes + 8192 * warpgroup, 1);
+        const unsigned q = uniform(operand(smem + smem_q + buffer * q_bytes + 8192 * warpgroup, 1));
 //@ end
 
         float o[depth_v / 2];       // sum of P V: [4 * j + 2 * half + e] is row + 8 * half, column 8 * j + lane % 4 * 2 + e
@@ -469,8 +474,8 @@ static __device__ __forceinline__ void consume(const LoomArgs *args, unsigned sm
                 }
             } else {
                 float s[tile_k / 2];
-                start_qk(s, q, consumer.k + stage.index * (k_bytes / 16));
-                if (pending) start_pv(o, p, consumer.v + stage_before * (v_bytes / 16));
+                start_qk(s, q, uniform(consumer.k + stage.index * (k_bytes / 16)));
+                if (pending) start_pv(o, p, uniform(consumer.v + stage_before * (v_bytes / 16)));
                 barrier_wait(bar_v_full(smem, stage.index), stage.parity);
 //@ if has_mask then
                 const bool spoilt = search && find_nonfinite(nonfinite, smem + smem_v + stage.index * v_bytes, warpgroup);

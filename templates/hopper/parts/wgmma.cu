@@ -1,7 +1,10 @@
-// Descriptors of operands in shared memory, 128-byte swizzle: address and offsets in units of 16 bytes. `outer` is the
-// distance of 64-column chunks where columns are contiguous in the operand; 8 rows are 1024 bytes.
-static __device__ __forceinline__ unsigned long long operand(unsigned smem, int outer) {
-    return (unsigned long long)((smem & 0x3ffff) >> 4 | outer << 16) | (unsigned long long)(1024 >> 4 | 1 << 30) << 32;
+// Lower word of the descriptor of an operand in shared memory, 128-byte swizzle: address in units of 16 bytes, and the
+// distance of 64-column chunks in the same, used where columns are contiguous in the operand. Offsets are added to it.
+static __device__ __forceinline__ unsigned operand(unsigned smem, int chunk_distance) { return (smem & 0x3ffff) >> 4 | chunk_distance << 16; }
+
+// The whole descriptor; 8 rows are 1024 bytes.
+static __device__ __forceinline__ unsigned long long descriptor(unsigned operand) {
+    return (unsigned long long)(1024 >> 4 | 1 << 30) << 32 | operand;
 }
 
 static __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
