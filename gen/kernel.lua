@@ -261,7 +261,7 @@ local WARPGROUP = 128                      -- threads
 
 -- Registers a thread of the producer and of a consumer, by the number of consumer warpgroups: with 128 threads each they
 -- fill the multiprocessor, and ptxas takes multiples of 8.
-local HOPPER_REGISTERS = {{40, 232}, {40, 232}, {32, 160}, {24, 112}}
+local HOPPER_REGISTERS = {{24, 240}, {24, 240}, {32, 160}, {24, 112}}
 
 function kernel.hopper_registers(s) return HOPPER_REGISTERS[s.tile_q // 64] end
 
@@ -286,11 +286,11 @@ local function hopper_shared(problem, s)
     if s.q_registers == 1 then
         shared[#shared + 1] = {"o", s.tile_q * BOX_ROW_BYTES * chunks(dv), "[chunks_v][tile_q][64]"}
     end
-    shared[#shared + 1] = {"barriers", 8 * (4 * s.stages + 2 * s.q_buffers), "full and empty, of stages and of buffers of q"}
+    shared[#shared + 1] = {"barriers", 8 * ((problem.mask and 5 or 4) * s.stages + 2 * s.q_buffers), "of stages and of buffers of q"}
     shared[#shared + 1] = {"tiles", 8 * s.stages, "[stages] what the producer tells of a tile"}
     local spans = functions.uses(problem).num_spans
-    if spans then shared[#shared + 1] = {"spans", s.tile_q // 64 * spans * 16, "[warpgroups][num_spans] tiles that the walk visits"} end
-    if problem.mask then shared[#shared + 1] = {"nonfinite", 2 * 32, "rows, columns: bit sets"} end
+    shared[#shared + 1] = {"producer", 64 + (spans and s.tile_q // 64 * spans * 16 or 0), "its work, and the spans of tiles it visits"}
+    if problem.mask then shared[#shared + 1] = {"values", s.stages * (16 + 3 * 64), "[stages] what is known of a tile's values"} end
     return shared
 end
 

@@ -1,7 +1,7 @@
 //@ text(header)
 
 //@ text(constants)
-constexpr int store_barrier = 1, careful_barrier = 8;  // numbered barriers: one a warpgroup each, and one more for all
+constexpr int store_barrier = 1;  // numbered barriers, one a warpgroup
 constexpr float log2_e = 1.44269504f;
 constexpr float ln_2 = 0.693147181f;
 //@ if dtype == "bf16" then
@@ -43,10 +43,6 @@ constexpr float unset = -3.40282347e38f;  // reference of a row that has seen no
 
 //@ part("seen", {tiles = 1, columns = c.seen_columns, along = "keys"})
 
-//@ if has_mask then
-//@ part("careful")
-
-//@ end
 // log2 x of the special function unit: absolute error 2^-22.
 static __device__ __forceinline__ float log2_approx(float x) {
     float y;
@@ -74,12 +70,23 @@ static __device__ __forceinline__ void stage_next(Stage *stage) {
     stage->parity ^= stage->index == 0;
 }
 
+static __device__ __forceinline__ Stage stage_before(Stage stage) {
+    stage.parity ^= stage.index == 0;
+    stage.index = stage.index == 0 ? stages - 1 : stage.index - 1;
+    return stage;
+}
+
 static __device__ __forceinline__ unsigned bar_k_full(unsigned smem, int stage) { return smem + smem_barriers + 8 * stage; }
 static __device__ __forceinline__ unsigned bar_v_full(unsigned smem, int stage) { return bar_k_full(smem, stage) + 8 * stages; }
 static __device__ __forceinline__ unsigned bar_k_empty(unsigned smem, int stage) { return bar_k_full(smem, stage) + 16 * stages; }
 static __device__ __forceinline__ unsigned bar_v_empty(unsigned smem, int stage) { return bar_k_full(smem, stage) + 24 * stages; }
 static __device__ __forceinline__ unsigned bar_q_full(unsigned smem, int buffer) { return smem + smem_barriers + 32 * stages + 8 * buffer; }
 static __device__ __forceinline__ unsigned bar_q_empty(unsigned smem, int buffer) { return bar_q_full(smem, buffer) + 8 * q_buffers; }
+//@ if has_mask then
+static __device__ __forceinline__ unsigned bar_checked(unsigned smem, int stage) { return bar_q_full(smem, 2 * q_buffers) + 8 * stage; }
+
+//@ part("careful")
+//@ end
 
 // -- Producer: one warp starts all loads ------------------------------------------------------------------------
 
@@ -96,50 +103,79 @@ static __device__ __forceinline__ void load_q(const LoomArgs *args, const Work *
 
 //@ part("kv_tile")
 
-//@ local spans = walk == "range"
-//@ text("static __device__ __forceinline__ void produce(const LoomArgs *args, unsigned smem, Tile *tiles" .. (spans and ", Spans *spans" or "") .. ") {")
-    const bool leader = threadIdx.x % 32 == 0;
-    const Rounds rounds = rounds_of(args);
-    Stage stage = {0, 1}, stage_v = {0, 1};
-    int turn = 0;
-    for (int round = 0; round < rounds.count; ++round) {
-        Work work;
-        if (!work_of(args, &rounds, round, &work)) continue;
-//@ if spans then
-        Walk walk = walk_begin(args, &work, spans);
+//@ if has_mask then
+static __device__ __forceinline__ void load_values_of(unsigned smem, const LoomArgs *args, const Work *work, const Visit *visit, Stage stage, Values *values) {
+    barrier_wait(bar_v_empty(smem, stage.index), stage.parity);
+    values[stage.index].what = visit->classes == 0 || visit->classes == all_full ? pass_by : searching;
 //@ else
-        Walk walk = walk_begin(args, &work);
+static __device__ __forceinline__ void load_values_of(unsigned smem, const LoomArgs *args, const Work *work, const Visit *visit, Stage stage) {
+    barrier_wait(bar_v_empty(smem, stage.index), stage.parity);
 //@ end
-        Visit visit = walk_next(args, &work, &walk);
-        const bool nothing = visit.tile < 0;  // then tile 0 is visited as empty, and not loaded
-        int tile_v = -1;                      // tile whose values are still to be loaded
+    load_values(smem, args, work, visit->tile, stage.index);
+}
+
+// What the producer keeps in shared memory, as it has few registers.
+typedef struct Producer {
+    Work work;
+    Rounds rounds;
+//@ if walk == "range" then
+    Spans spans[warpgroups * num_spans];
+//@ end
+} Producer;
+
+//@ local values = has_mask and ", values" or ""
+//@ text("static __device__ __forceinline__ void produce(const LoomArgs *args, unsigned smem, Tile *tiles, Producer *own" .. (has_mask and ", Values *values" or "") .. ") {")
+    const bool leader = threadIdx.x % 32 == 0;
+    if (leader) own->rounds = rounds_of(args);
+    __syncwarp();
+    const Work *work = &own->work;
+    Stage stage = {0, 1};
+    int turn = 0;
+    for (int round = 0; round < own->rounds.count; ++round) {
+        Work next_work;
+        if (!work_of(args, &own->rounds, round, &next_work)) continue;
+        if (leader) own->work = next_work;
+        __syncwarp();
+//@ if walk == "range" then
+        Walk walk = walk_begin(args, work, own->spans);
+//@ else
+        Walk walk = walk_begin(args, work);
+//@ end
+        Visit visit = walk_next(args, work, &walk);
+        const bool nothing = visit.tile < 0;  // then a tile is visited that is empty, and not loaded
+        Visit before = {-1, 0, false};
         bool first = true;
         do {
-            const Visit next = nothing ? visit : walk_next(args, &work, &walk);
+            // keys of this tile, values of the one before
+            const Visit next = nothing ? visit : walk_next(args, work, &walk);
             if (leader) {
                 barrier_wait(bar_k_empty(smem, stage.index), stage.parity);
                 tiles[stage.index].index = visit.tile;
                 tiles[stage.index].what = visit.classes | (next.tile >= 0 && !next.full ? more_partial : 0) | (next.tile < 0 ? is_last : 0);
-                load_keys(smem, args, &work, visit.tile, stage.index);
-                if (first) load_q(args, &work, smem, turn);
-                if (!first) {
-                    barrier_wait(bar_v_empty(smem, stage_v.index), stage_v.parity);
-                    load_values(smem, args, &work, tile_v, stage_v.index);
-                    stage_next(&stage_v);
-                }
+                load_keys(smem, args, work, visit.tile, stage.index);
+                if (first) load_q(args, work, smem, turn);
             }
-            tile_v = visit.tile;
+            if (leader && !first) {
+//@ text("load_values_of(smem, args, work, &before, stage_before(stage)" .. values .. ");")
+            }
+            before = visit;
             first = false;
             stage_next(&stage);
             visit = next;
         } while (visit.tile >= 0);
         if (leader) {
-            barrier_wait(bar_v_empty(smem, stage_v.index), stage_v.parity);
-            load_values(smem, args, &work, tile_v, stage_v.index);
-            stage_next(&stage_v);
+//@ text("load_values_of(smem, args, work, &before, stage_before(stage)" .. values .. ");")
         }
+        __syncwarp();
         ++turn;
     }
+//@ if has_mask then
+    if (leader) {
+        barrier_wait(bar_v_empty(smem, stage.index), stage.parity);
+        values[stage.index].what = search_ends;
+        barrier_arrive(bar_v_full(smem, stage.index));
+    }
+//@ end
 }
 
 // -- Consumers: a warpgroup has 64 queries ----------------------------------------------------------------------
@@ -395,7 +431,7 @@ static __device__ __forceinline__ void store_tile(const LoomArgs *args, const Wo
 }
 
 //@ if has_mask then
-static __device__ __forceinline__ void consume(const LoomArgs *args, unsigned smem, const Tile *tiles, Nonfinite *nonfinite) {
+static __device__ __forceinline__ void consume(const LoomArgs *args, unsigned smem, const Tile *tiles, const Values *values) {
 //@ else
 static __device__ __forceinline__ void consume(const LoomArgs *args, unsigned smem, const Tile *tiles) {
 //@ end
@@ -458,16 +494,10 @@ static __device__ __forceinline__ void consume(const LoomArgs *args, unsigned sm
             what = uniform(tiles[stage.index].what);
             const int tile = uniform(tiles[stage.index].index);
             const unsigned tile_class = what >> 2 * warpgroup & 3;
-//@ if has_mask then
-            const bool search = (what & classes_mask) != all_full && (what & classes_mask) != 0;
-//@ end
             if (tile_class == 0) {
                 if (pending) finish_pv(o, p, &consumer, stage_before);
                 pending = false;
                 barrier_wait(bar_v_full(smem, stage.index), stage.parity);
-//@ if has_mask then
-                if (search) find_nonfinite(nonfinite, smem + smem_v + stage.index * v_bytes, warpgroup);
-//@ end
                 if (lane == 0) {
                     barrier_arrive(bar_k_empty(smem, stage.index));
                     barrier_arrive(bar_v_empty(smem, stage.index));
@@ -476,11 +506,6 @@ static __device__ __forceinline__ void consume(const LoomArgs *args, unsigned sm
                 float s[tile_k / 2];
                 start_qk(s, q, uniform(consumer.k + stage.index * (k_bytes / 16)));
                 if (pending) start_pv(o, p, uniform(consumer.v + stage_before * (v_bytes / 16)));
-                barrier_wait(bar_v_full(smem, stage.index), stage.parity);
-//@ if has_mask then
-                const bool spoilt = search && find_nonfinite(nonfinite, smem + smem_v + stage.index * v_bytes, warpgroup);
-                unsigned hit = spoilt && tile_class == 2 ? 3 : 0;  // rows that see a key whose values are not finite, a bit each
-//@ end
                 wgmma_wait<0>();
                 if (lane == 0) {
                     barrier_arrive(bar_k_empty(smem, stage.index));
@@ -501,18 +526,21 @@ static __device__ __forceinline__ void consume(const LoomArgs *args, unsigned sm
 //@ else
                     hide_by_mask(s, args, &work, consumer.row, column);
 //@ end
-//@ if has_mask then
-                    if (spoilt) hit = rows_that_see(args, &work, consumer.row, tile * tile_k, nonfinite);
-//@ end
                 }
-//@ if has_mask then
-                if (spoilt) spoil(o, nonfinite, hit);
-//@ end
                 float part[2];
                 const bool may_move[2] = {true, true};
                 softmax_exact(s, p, o, &rows, part, consumer.to_log2, may_move, slack);
                 rows.sum[0] += part[0];
                 rows.sum[1] += part[1];
+//@ if has_mask then
+                barrier_wait(bar_checked(smem, stage.index), stage.parity);
+                const Values *of_tile = &values[stage.index];
+                if (of_tile->what == searching && (of_tile->found[0] || of_tile->found[1] || of_tile->found[2])) {
+                    spoil(o, of_tile, tile_class == 2 ? 3 : rows_that_see(args, &work, consumer.row, tile * tile_k, of_tile));
+                }
+//@ else
+                barrier_wait(bar_v_full(smem, stage.index), stage.parity);
+//@ end
             }
             stage_before = stage.index;
             stage_next(&stage);
@@ -575,7 +603,12 @@ extern "C" __global__ void __launch_bounds__(threads, 1) ${symbol}(const __grid_
             barrier_init(bar_k_full(smem, i), 1);
             barrier_init(bar_v_full(smem, i), 1);
             barrier_init(bar_k_empty(smem, i), 4 * warpgroups);
+//@ if has_mask then
+            barrier_init(bar_v_empty(smem, i), 4 * warpgroups + searchers);
+            barrier_init(bar_checked(smem, i), searchers);
+//@ else
             barrier_init(bar_v_empty(smem, i), 4 * warpgroups);
+//@ end
         }
         for (int i = 0; i < q_buffers; ++i) {
             barrier_init(bar_q_full(smem, i), 1);
@@ -590,15 +623,17 @@ extern "C" __global__ void __launch_bounds__(threads, 1) ${symbol}(const __grid_
     __syncthreads();
     if (threadIdx.x < 128) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 ${c.producer_registers};");
-//@ if walk == "range" then
-        if (threadIdx.x < 32) produce(&args, smem, tiles, (Spans *)(shared + smem_spans));
-//@ else
-        if (threadIdx.x < 32) produce(&args, smem, tiles);
+//@ if has_mask then
+        Values *values = (Values *)(shared + smem_values);
+//@ end
+//@ text("if (threadIdx.x < 32) produce(&args, smem, tiles, (Producer *)(shared + smem_producer)" .. values .. ");")
+//@ if has_mask then
+        else search(&args, smem, values);
 //@ end
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 ${c.consumer_registers};");
 //@ if has_mask then
-        consume(&args, smem, tiles, (Nonfinite *)(shared + smem_nonfinite));
+        consume(&args, smem, tiles, (const Values *)(shared + smem_values));
 //@ else
         consume(&args, smem, tiles);
 //@ end

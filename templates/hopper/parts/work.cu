@@ -7,9 +7,9 @@ typedef struct Work {
 } Work;
 
 //@ if has_mask then
-// A list of works is dealt out to the blocks round by round, every other round backward: under a causal mask works get
-// shorter along a list, and so all blocks get as much. A list has the tiles of heads whose keys and values fit the L2
-// cache together, the last rows of all heads first.
+// Works are dealt out to the blocks list by list, round by round. Under a causal mask works get shorter along a list, so
+// every other round runs backward and all blocks get as much. A list has the tiles of so many heads that it takes about
+// two rounds, the last rows of all its heads first: few heads at once, so that their keys stay in the L2 cache.
 typedef struct Rounds {
     int count;       // of all lists
     int of_list;     // rounds of one
@@ -17,10 +17,9 @@ typedef struct Rounds {
 } Rounds;
 
 static __device__ __forceinline__ Rounds rounds_of(const LoomArgs *args) {
-    constexpr int l2_keys = (1 << 25) / (2 * (depth_qk + depth_v));
     const int heads = args->batch * args->heads_q, tiles = (args->seq_q + tile_q - 1) / tile_q;
     Rounds rounds;
-    rounds.list_heads = min(max(max(l2_keys / max(args->seq_k, 1), 1024 / tiles), 1), heads);
+    rounds.list_heads = min(max((int)(2 * gridDim.x) / tiles, 1), heads);
     rounds.of_list = (rounds.list_heads * tiles + gridDim.x - 1) / gridDim.x;
     rounds.count = rounds.of_list * ((heads + rounds.list_heads - 1) / rounds.list_heads);
     return rounds;
