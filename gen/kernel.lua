@@ -286,11 +286,11 @@ local function hopper_shared(problem, s)
     if s.q_registers == 1 then
         shared[#shared + 1] = {"o", s.tile_q * BOX_ROW_BYTES * chunks(dv), "[chunks_v][tile_q][64]"}
     end
-    shared[#shared + 1] = {"barriers", 8 * ((problem.mask and 5 or 4) * s.stages + 2 * s.q_buffers), "of stages and of buffers of q"}
+    shared[#shared + 1] = {"barriers", 8 * ((problem.mask and 5 or 4) * s.stages + 2 * s.q_buffers + s.tile_q // 64 + 1), "of stages, of buffers of q, of O"}
     shared[#shared + 1] = {"tiles", 8 * s.stages, "[stages] what the producer tells of a tile"}
     local spans = functions.uses(problem).num_spans
     shared[#shared + 1] = {"producer", 64 + (spans and s.tile_q // 64 * spans * 16 or 0), "its work, and the spans of tiles it visits"}
-    if problem.mask then shared[#shared + 1] = {"values", s.stages * (16 + 3 * 64), "[stages] what is known of a tile's values"} end
+    if problem.mask then shared[#shared + 1] = {"values", s.stages * (12 + 2 * 64), "[stages] what is known of a tile's values"} end
     return shared
 end
 
@@ -313,6 +313,7 @@ function hopper.forward(problem, s)
             {"stages", s.stages, "buffers of keys and values"},
             {"q_buffers", s.q_buffers, "buffers of queries"},
             {"q_registers", s.q_registers, "1: queries stay in registers"},
+            {"carry", s.carry, "1: the last product of a work runs under the first tile of the next"},
             {"q_bytes", shared[1][2] // s.q_buffers, "of a buffer of queries"},
             {"k_bytes", shared[2][2] // s.stages, "of a tile of keys"},
             {"v_bytes", shared[3][2] // s.stages, "of a tile of values"},

@@ -1,7 +1,6 @@
 //@ text(header)
 
 //@ text(constants)
-constexpr int store_barrier = 1;  // numbered barriers, one a warpgroup
 constexpr float log2_e = 1.44269504f;
 constexpr float ln_2 = 0.693147181f;
 //@ if dtype == "bf16" then
@@ -82,8 +81,10 @@ static __device__ __forceinline__ unsigned bar_k_empty(unsigned smem, int stage)
 static __device__ __forceinline__ unsigned bar_v_empty(unsigned smem, int stage) { return bar_k_full(smem, stage) + 24 * stages; }
 static __device__ __forceinline__ unsigned bar_q_full(unsigned smem, int buffer) { return smem + smem_barriers + 32 * stages + 8 * buffer; }
 static __device__ __forceinline__ unsigned bar_q_empty(unsigned smem, int buffer) { return bar_q_full(smem, buffer) + 8 * q_buffers; }
+static __device__ __forceinline__ unsigned bar_o_full(unsigned smem, int warpgroup) { return bar_q_full(smem, 2 * q_buffers) + 8 * warpgroup; }
+static __device__ __forceinline__ unsigned bar_o_empty(unsigned smem) { return bar_o_full(smem, warpgroups); }
 //@ if has_mask then
-static __device__ __forceinline__ unsigned bar_checked(unsigned smem, int stage) { return bar_q_full(smem, 2 * q_buffers) + 8 * stage; }
+static __device__ __forceinline__ unsigned bar_checked(unsigned smem, int stage) { return bar_o_empty(smem) + 8 + 8 * stage; }
 
 //@ part("careful")
 //@ end
@@ -176,6 +177,41 @@ typedef struct Producer {
         barrier_arrive(bar_v_full(smem, stage.index));
     }
 //@ end
+}
+
+// -- Storer: one warp writes O ------------------------------------------------------------------------------------
+
+static __device__ __forceinline__ void store(const LoomArgs *args, unsigned smem) {
+    const Rounds rounds = rounds_of(args);
+    int turn = 0;
+    for (int round = 0; round < rounds.count; ++round) {
+        Work work;
+        if (!work_of(args, &rounds, round, &work)) continue;
+        for (int w = 0; w < warpgroups; ++w) {
+            barrier_wait(bar_o_full(smem, w), turn & 1);
+            if (threadIdx.x % 32) continue;
+#pragma unroll
+            for (int i = 0; i < chunks_v; ++i) {
+//@ if c.q_registers == 1 then
+                const unsigned from = smem + smem_o + i * tile_q * 128 + 8192 * w;
+//@ else
+                const unsigned from = smem + smem_q + turn % q_buffers * q_bytes + i * tile_q * 128 + 8192 * w;
+//@ end
+                store_box(&args->o_map, from, 64 * i, work.tile * tile_q + 64 * w, work.head, work.batch);
+            }
+            stores_commit();
+        }
+        if (threadIdx.x % 32 == 0) {
+            stores_read();
+//@ if c.q_registers == 1 then
+            barrier_arrive(bar_o_empty(smem));
+//@ else
+            barrier_arrive(bar_q_empty(smem, turn % q_buffers));
+//@ end
+        }
+        __syncwarp();
+        ++turn;
+    }
 }
 
 // -- Consumers: a warpgroup has 64 queries ----------------------------------------------------------------------
@@ -293,10 +329,11 @@ typedef struct Rows {
     float sum[2];        // this thread's part of the sum of P
 } Rows;
 
-// Moves the references of rows whose maximum in this tile exceeds them by more than `above` powers of 2 and rescales O;
-// recomputes P. Slow and exact for all that is finite.
-static __device__ __forceinline__ void softmax_exact(const float (&s)[tile_k / 2], unsigned (&p)[tile_k / 4], float (&o)[depth_v / 2],
-                                                     Rows *rows, float (&part)[2], float to_log2, const bool (&may_move)[2], float above) {
+// Moves the references of rows whose maximum in this tile exceeds them by more than `above` powers of 2. O is to be
+// multiplied by `rescale` where the warp is told that one moved.
+static __device__ __forceinline__ bool move_references(const float (&s)[tile_k / 2], Rows *rows, float (&rescale)[2], float to_log2,
+                                                       const bool (&may_move)[2], float above) {
+    bool moved = false;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         float highest = s[2 * half];
@@ -307,15 +344,24 @@ static __device__ __forceinline__ void softmax_exact(const float (&s)[tile_k / 2
         const float before = rows->reference[half];
         const bool moves = may_move[half] && (highest - before) * to_log2 > above;
         if (moves) rows->reference[half] = highest;
-        const float rescale = moves ? exp2_approx((before - highest) * to_log2) : 1;
-        rows->sum[half] *= rescale;
-        if (__any_sync(~0u, moves && before != unset)) {
+        rescale[half] = moves ? exp2_approx((before - highest) * to_log2) : 1;
+        rows->sum[half] *= rescale[half];
+        moved = moved || (moves && before != unset);  // before: O is still 0
+    }
+    return __any_sync(~0u, moved);
+}
+
+static __device__ __forceinline__ void rescale_o(float (&o)[depth_v / 2], const float (&rescale)[2]) {
 #pragma unroll
-            for (int j = 0; j < depth_v / 8; ++j) {
-                o[4 * j + 2 * half] *= rescale;
-                o[4 * j + 2 * half + 1] *= rescale;
-            }
-        }
+    for (int i = 0; i < depth_v / 2; ++i) o[i] *= rescale[i / 2 % 2];
+}
+
+// P of a tile and this thread's part of its row sums. Subtracted before it is scaled: at 1e11 a rounded product would no
+// longer cancel.
+static __device__ __forceinline__ void exponentials(const float (&s)[tile_k / 2], unsigned (&p)[tile_k / 4], const Rows *rows, float to_log2,
+                                                    float (&part)[2]) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
         const float base = rows->reference[half];
         part[half] = 0;
 #pragma unroll
@@ -326,6 +372,12 @@ static __device__ __forceinline__ void softmax_exact(const float (&s)[tile_k / 2
             p[2 * j + half] = pack(a, b);
         }
     }
+}
+
+// A copy that stays where it is: moved behind the next product's start it would hold that up.
+static __device__ __forceinline__ void copy_p(unsigned (&to)[tile_k / 4], const unsigned (&from)[tile_k / 4]) {
+#pragma unroll
+    for (int i = 0; i < tile_k / 4; ++i) asm volatile("mov.b32 %0, %1;" : "=r"(to[i]) : "r"(from[i]));
 }
 
 // Whether a row's condition holds in one of its four threads.
@@ -375,43 +427,48 @@ static __device__ __forceinline__ unsigned full_tile(float (&o)[depth_v / 2], un
     wgmma_wait<0>();
     if (threadIdx.x % 32 == 0) barrier_arrive(bar_v_empty(smem, stage_before));
     if (any_over) {
-        const bool moves[2] = {any_of_row(over[0]), any_of_row(over[1])};
-        softmax_exact(s, p, o, rows, part, to_log2, moves, 0);
+        const bool may_move[2] = {any_of_row(over[0]), any_of_row(over[1])};
+        float rescale[2];
+        if (move_references(s, rows, rescale, to_log2, may_move, 0)) rescale_o(o, rescale);
+        exponentials(s, p, rows, to_log2, part);
     }
     rows->sum[0] += part[0];
     rows->sum[1] += part[1];
     return what;
 }
 
-// O / sum and LSE of the warpgroup to memory.
-static __device__ __forceinline__ void store_tile(const LoomArgs *args, const Work *work, float (&o)[depth_v / 2], const Rows *rows, unsigned smem_to,
-                                                  int warpgroup) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+// Ends the rows of a work: writes LSE; what O is to be multiplied by.
+static __device__ __forceinline__ void end_rows(const LoomArgs *args, const Work *work, const Rows *rows, int row, float (&inverse)[2]) {
     float *lse = args->lse + work->batch * args->lse_stride_batch + work->head * args->lse_stride_head;
-    float inverse[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         float total = rows->sum[half];
         total += __shfl_xor_sync(~0u, total, 1);
         total += __shfl_xor_sync(~0u, total, 2);
-        inverse[half] = total == 0 ? 0 : 1 / total;
-        const int row = work->tile * tile_q + 64 * warpgroup + 16 * warp + lane / 4 + 8 * half;
-        if (args->lse && lane % 4 == 0 && row < work->seq_q) {
+        inverse[half] = total == 0 ? 0 : __fdividef(1, total);
+        if (args->lse && threadIdx.x % 4 == 0 && row + 8 * half < work->seq_q) {
 //@ if has_score then
             const float reference = rows->reference[half];
 //@ else
             const float reference = __fmul_rn(rows->reference[half], args->scale);
 //@ end
-            lse[row * args->lse_stride_seq] = total == 0 ? __int_as_float(0xff800000) : reference + (log2_approx(total) + headroom) * ln_2;
+            lse[(row + 8 * half) * args->lse_stride_seq] =
+                total == 0 ? __int_as_float(0xff800000) : reference + (log2_approx(total) + headroom) * ln_2;
         }
     }
+}
+
+// O of a turn to shared memory, in the swizzle of a box, for the storer.
+static __device__ __forceinline__ void hand_over(const float (&o)[depth_v / 2], const float (&inverse)[2], unsigned smem, int warpgroup, int turn) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
 //@ if c.q_registers == 1 then
-    if (threadIdx.x % 128 == 0) stores_read();  // of the work before
-    meet(store_barrier + warpgroup, 128);
+    const unsigned smem_to = smem + smem_o + 8192 * warpgroup;
+    barrier_wait(bar_o_empty(smem), (turn & 1) ^ 1);
+//@ else
+    const unsigned smem_to = smem + smem_q + turn % q_buffers * q_bytes + 8192 * warpgroup;  // the queries are no longer needed
 //@ end
-    // 16 columns of the warp's 16 rows at once, in the swizzle of a box
 #pragma unroll
-    for (int j = 0; j < depth_v / 8; j += 2) {
+    for (int j = 0; j < depth_v / 8; j += 2) {  // 16 columns of the warp's 16 rows
         const unsigned at = smem_to + j / 8 * (tile_q * 128) + (16 * warp + lane % 16) * 128 + (((j + lane / 16) % 8 ^ lane % 8) << 4);
         asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
                      ::"r"(at), "r"(pack(o[4 * j] * inverse[0], o[4 * j + 1] * inverse[0])),
@@ -420,21 +477,25 @@ static __device__ __forceinline__ void store_tile(const LoomArgs *args, const Wo
                      "r"(pack(o[4 * j + 6] * inverse[1], o[4 * j + 7] * inverse[1])) : "memory");
     }
     publish_shared();
-    meet(store_barrier + warpgroup, 128);
-    if (threadIdx.x % 128 == 0) {
-#pragma unroll
-        for (int i = 0; i < chunks_v; ++i) {
-            store_box(&args->o_map, smem_to + i * tile_q * 128, 64 * i, work->tile * tile_q + 64 * warpgroup, work->head, work->batch);
-        }
-        stores_commit();
-    }
+    __syncwarp();
+    if (lane == 0) barrier_arrive(bar_o_full(smem, warpgroup));
 }
 
-//@ if has_mask then
-static __device__ __forceinline__ void consume(const LoomArgs *args, unsigned smem, const Tile *tiles, const Values *values) {
-//@ else
-static __device__ __forceinline__ void consume(const LoomArgs *args, unsigned smem, const Tile *tiles) {
+//@ local carry = c.carry == 1
+static __device__ __forceinline__ void clear_o(float (&o)[depth_v / 2]) {
+#pragma unroll
+    for (int i = 0; i < depth_v / 2; ++i) o[i] = 0;
+}
+
+//@ if carry then
+// Hands over O of the work before, whose last product has run under the first tile of this one, and clears O.
+static __device__ __forceinline__ void begin_o(float (&o)[depth_v / 2], const float (&inverse)[2], unsigned smem, int warpgroup, int turn) {
+    if (turn > 0) hand_over(o, inverse, smem, warpgroup, turn - 1);
+    clear_o(o);
+}
+
 //@ end
+//@ text("static __device__ __forceinline__ void consume(const LoomArgs *args, unsigned smem, const Tile *tiles" .. (has_mask and ", const Values *values" or "") .. ") {")
     const int warpgroup = uniform(threadIdx.x / 128) - 1;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
     Consumer consumer;
@@ -450,6 +511,11 @@ static __device__ __forceinline__ void consume(const LoomArgs *args, unsigned sm
 //@ end
     const Rounds rounds = rounds_of(args);
     Stage stage = {0, 0};
+    int stage_before = 0;    // of the tile before, if its P V is pending
+    bool pending = false;    // P V of the tile before is still to be done
+    float o[depth_v / 2];    // sum of P V: [4 * j + 2 * half + e] is row + 8 * half, column 8 * j + lane % 4 * 2 + e
+    unsigned p[tile_k / 4];  // P of the tile before, in pairs
+    float inverse[2];        // of the row sums of the work before
     int turn = 0;
     for (int round = 0; round < rounds.count; ++round) {
         Work work;
@@ -474,20 +540,19 @@ static __device__ __forceinline__ void consume(const LoomArgs *args, unsigned sm
 //@ else
         const unsigned q = uniform(operand(smem + smem_q + buffer * q_bytes + 8192 * warpgroup, 1));
 //@ end
-
-        float o[depth_v / 2];       // sum of P V: [4 * j + 2 * half + e] is row + 8 * half, column 8 * j + lane % 4 * 2 + e
-        unsigned p[tile_k / 4];     // P of the tile before, in pairs
         Rows rows = {{unset, unset}, {0, 0}};
-#pragma unroll
-        for (int i = 0; i < depth_v / 2; ++i) o[i] = 0;
 
         // [2] partial tiles, and full ones until there is a P
 //@ if walk == "range" then
         Span keys[2][num_spans];  // columns that this thread's rows see
         const bool exact = keys_of_row(args, &work, consumer.row, keys[0]) & keys_of_row(args, &work, consumer.row + 8, keys[1]);
 //@ end
-        bool pending = false;  // P V of the tile before is still to be done
-        int stage_before = 0;
+//@ if carry then
+        bool fresh = false;  // O is of this work
+//@ else
+        clear_o(o);
+//@ end
+        bool any = false;    // a tile was seen
         unsigned what;
         do {
             barrier_wait(bar_k_full(smem, stage.index), stage.parity);
@@ -497,73 +562,44 @@ static __device__ __forceinline__ void consume(const LoomArgs *args, unsigned sm
             if (tile_class == 0) {
                 if (pending) finish_pv(o, p, &consumer, stage_before);
                 pending = false;
+//@ if carry then
+                if (!fresh) begin_o(o, inverse, smem, warpgroup, turn);
+                fresh = true;
+//@ end
                 barrier_wait(bar_v_full(smem, stage.index), stage.parity);
                 if (lane == 0) {
                     barrier_arrive(bar_k_empty(smem, stage.index));
                     barrier_arrive(bar_v_empty(smem, stage.index));
                 }
             } else {
-                float s[tile_k / 2];
-                start_qk(s, q, uniform(consumer.k + stage.index * (k_bytes / 16)));
-                if (pending) start_pv(o, p, uniform(consumer.v + stage_before * (v_bytes / 16)));
-                wgmma_wait<0>();
-                if (lane == 0) {
-                    barrier_arrive(bar_k_empty(smem, stage.index));
-                    if (pending) barrier_arrive(bar_v_empty(smem, stage_before));
-                }
-                pending = true;
-//@ if has_score then
-                score_tile(s, args, &work, work.q_start + consumer.row, work.k_start + tile * tile_k + lane % 4 * 2);
-//@ end
-                if (tile_class == 1) {
-                    const int column = tile * tile_k + lane % 4 * 2;
-//@ if walk == "range" then
-                    if (__all_sync(~0u, exact)) {
-                        hide_by_spans(s, keys, column);
-                    } else {
-                        hide_by_mask(s, args, &work, consumer.row, column);
-                    }
-//@ else
-                    hide_by_mask(s, args, &work, consumer.row, column);
+//@ for _, branch in ipairs {{"if (pending) {", true}, {"} else {", false}} do
+//@ text("    " .. branch[1])
+//@ part("partial_tile", {pending = branch[2], carry = carry})
 //@ end
                 }
-                float part[2];
-                const bool may_move[2] = {true, true};
-                softmax_exact(s, p, o, &rows, part, consumer.to_log2, may_move, slack);
-                rows.sum[0] += part[0];
-                rows.sum[1] += part[1];
+//@ if carry then
+                fresh = true;
+//@ end
+                pending = any = true;
 //@ if has_mask then
-                barrier_wait(bar_checked(smem, stage.index), stage.parity);
                 const Values *of_tile = &values[stage.index];
-                if (of_tile->what == searching && (of_tile->found[0] || of_tile->found[1] || of_tile->found[2])) {
+                if (of_tile->what == searching && anything_found(of_tile)) {
                     spoil(o, of_tile, tile_class == 2 ? 3 : rows_that_see(args, &work, consumer.row, tile * tile_k, of_tile));
                 }
-//@ else
-                barrier_wait(bar_v_full(smem, stage.index), stage.parity);
 //@ end
             }
             stage_before = stage.index;
             stage_next(&stage);
-        } while ((what & more_partial) || (!pending && !(what & is_last)));
-//@ if c.q_registers == 0 and c.q_buffers == 2 then
-        if (turn > 0 && threadIdx.x % 128 == 0) {  // O of the work before has left its place in the buffer of queries
-            stores_read();
-            barrier_arrive(bar_q_empty(smem, buffer ^ 1));
-        }
-//@ end
+        } while ((what & more_partial) || (!any && !(what & is_last)));
 
         // [3] full tiles
         unsigned p_other[tile_k / 4];
-        for (;;) {
-            if (what & is_last) {
-                if (pending) finish_pv(o, p, &consumer, stage_before);
-                break;
-            }
+        while (!(what & is_last)) {
             what = full_tile(o, p_other, p, &rows, q, &consumer, &work, stage, stage_before);
             stage_before = stage.index;
             stage_next(&stage);
             if (what & is_last) {
-                finish_pv(o, p_other, &consumer, stage_before);
+                copy_p(p, p_other);
                 break;
             }
             what = full_tile(o, p, p_other, &rows, q, &consumer, &work, stage, stage_before);
@@ -574,20 +610,18 @@ static __device__ __forceinline__ void consume(const LoomArgs *args, unsigned sm
         // [4] O and LSE
         Work done;
         work_of(args, &rounds, here(round), &done);  // anew: kept, it would hold registers all the while
-//@ if c.q_registers == 1 then
-        store_tile(args, &done, o, &rows, smem + smem_o + 8192 * warpgroup, warpgroup);
-//@ else
-        store_tile(args, &done, o, &rows, smem + smem_q + buffer * q_bytes + 8192 * warpgroup, warpgroup);
-//@     if c.q_buffers == 1 then
-        if (threadIdx.x % 128 == 0) {
-            stores_read();
-            barrier_arrive(bar_q_empty(smem, buffer));
-        }
-//@     end
+        end_rows(args, &done, &rows, done.tile * tile_q + 64 * warpgroup + 16 * warp + lane / 4, inverse);
+//@ if not carry then
+        if (pending) finish_pv(o, p, &consumer, stage_before);
+        pending = false;
+        hand_over(o, inverse, smem, warpgroup, turn);
 //@ end
         ++turn;
     }
-    if (threadIdx.x % 128 == 0) stores_read();
+//@ if carry then
+    if (pending) finish_pv(o, p, &consumer, stage_before);
+    if (turn > 0) begin_o(o, inverse, smem, warpgroup, turn);
+//@ end
 }
 
 extern "C" __global__ void __launch_bounds__(threads, 1) ${symbol}(const __grid_constant__ LoomArgs args) {
@@ -615,9 +649,11 @@ extern "C" __global__ void __launch_bounds__(threads, 1) ${symbol}(const __grid_
 //@ if c.q_registers == 1 then
             barrier_init(bar_q_empty(smem, i), 4 * warpgroups);
 //@ else
-            barrier_init(bar_q_empty(smem, i), warpgroups);
+            barrier_init(bar_q_empty(smem, i), 1);
 //@ end
         }
+        for (int i = 0; i < warpgroups; ++i) barrier_init(bar_o_full(smem, i), 4);
+        barrier_init(bar_o_empty(smem), 1);
         publish_shared();
     }
     __syncthreads();
@@ -626,9 +662,11 @@ extern "C" __global__ void __launch_bounds__(threads, 1) ${symbol}(const __grid_
 //@ if has_mask then
         Values *values = (Values *)(shared + smem_values);
 //@ end
-//@ text("if (threadIdx.x < 32) produce(&args, smem, tiles, (Producer *)(shared + smem_producer)" .. values .. ");")
+        const int warp = threadIdx.x / 32;
+//@ text("if (warp == 0) produce(&args, smem, tiles, (Producer *)(shared + smem_producer)" .. values .. ");")
+        if (warp == 1) store(&args, smem);
 //@ if has_mask then
-        else search(&args, smem, values);
+        if (warp >= 2) search(&args, smem, values);
 //@ end
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 ${c.consumer_registers};");

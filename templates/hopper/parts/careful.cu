@@ -2,10 +2,10 @@
 //@ if dtype ~= "bf16" then exponent, low = "0x7c007c00u", "0x04000400u" end
 //@ local zero_fma = dtype == "bf16" and "fma.rn.bf16x2" or "fma.rn.f16x2"
 // A key that a row does not see may hold inf or NaN, yet its weight 0 would make NaN of it in a product of tiles. So
-// where not all see a tile, the producer's other warps search its values: what is not finite is noted and cleared, and
+// where not all see a tile, two warps beside the producer search its values: what is not finite is noted and cleared, and
 // rows that do see some get NaN in its columns.
 
-constexpr int searchers = 3;  // warps
+constexpr int searchers = 2;  // warps
 constexpr int pass_by = 0, searching = 1, search_ends = 2;
 
 // Bit sets of what one searcher has found in a tile.
@@ -63,7 +63,7 @@ static __device__ __forceinline__ void search_part(Values *values, unsigned smem
 
 // A searcher's way through the stages: every tile passes by, as its turn to be emptied counts all.
 static __device__ __forceinline__ void search(const LoomArgs *args, unsigned smem, Values *values) {
-    const int searcher = threadIdx.x / 32 - 1;
+    const int searcher = threadIdx.x / 32 - 2;
     Stage stage = {0, 0};
     for (;;) {
         barrier_wait(bar_v_full(smem, stage.index), stage.parity);
@@ -77,6 +77,13 @@ static __device__ __forceinline__ void search(const LoomArgs *args, unsigned sme
         }
         stage_next(&stage);
     }
+}
+
+static __device__ __forceinline__ bool anything_found(const Values *values) {
+    bool any = false;
+#pragma unroll
+    for (int i = 0; i < searchers; ++i) any = any || values->found[i];
+    return any;
 }
 
 static __device__ __forceinline__ unsigned rows_found(const Values *values, int word) {
