@@ -2,10 +2,10 @@
 
   abi.fields(problem, pass, workspace, maps)  -> list of {name=, type=, source=, doc=}, offsets filled in
   abi.struct(fields)  -> C text of the struct, the same for CUDA and host
-  abi.rows(fields)    -> {size=, rows = list of {offset=, type=, source=, rows=}}: the packing table of the runtime
+  abi.rows(fields)    -> {size=, rows = list of {offset=, type=, source=, rows=, chunks=}}: the packing table of the runtime
 
-`maps`, of kernels that copy by TMA: list of {tensor=, rows=}. The struct then begins with a map of each, encoded at
-launch for boxes of 64 elements x `rows` rows. A map holds the tensor's address and strides, so these are left out; an
+`maps`, of kernels that copy by TMA: list of {tensor=, rows=, chunks=}. The struct then begins with a map of each, encoded at
+launch for `chunks` boxes side by side of 64 elements x `rows` rows. A map holds the tensor's address and strides, so these are left out; an
 output keeps its address, by which a kernel sees whether it is wanted.
 
 `source` says where the runtime takes the value from at launch; runtime/plan.c turns it into an enum once:
@@ -13,7 +13,7 @@ output keeps its address, by which a kernel sees whether it is wanted.
   <tensor>.data   <tensor>.stride.batch|seq|head      tensor: q k v o lse dout dlse dq dk dv
   param.<slot>.data|scalar|stride.<axis>              slot and axis count from 0
   workspace.<region>                                  a region of kernel.lua's list
-  <tensor>.map                                        with `rows`, the rows of its box
+  <tensor>.map                                        with `rows` and `chunks` of its boxes
 Order: maps, then 8-byte fields, then 4-byte fields, so that there is no padding inside. A later capability (lengths in
 device memory, page tables, seeds, prepared lists) is a further row here; the digest of this file is in the cache key. ]]
 
@@ -43,8 +43,8 @@ function abi.fields(problem, pass, workspace, maps)
         list[#list + 1] = {name = name, type = type, source = source, text = text, doc = doc}
     end
     for _, map in ipairs(maps or {}) do
-        add(map.tensor .. "_map", "map", map.tensor .. ".map", "LoomMap ", ("boxes of 64 x %d"):format(map.rows))
-        first[#first].rows, mapped[map.tensor] = map.rows, true
+        add(map.tensor .. "_map", "map", map.tensor .. ".map", "LoomMap ", ("%d box(es) of 64 x %d"):format(map.chunks, map.rows))
+        first[#first].rows, first[#first].chunks, mapped[map.tensor] = map.rows, map.chunks, true
     end
     for _, row in ipairs(pass == "backward" and BACKWARD or FORWARD) do
         local name, read = row[1], row[2]
@@ -106,7 +106,7 @@ end
 function abi.rows(fields)
     local rows = {}
     for i, field in ipairs(fields) do
-        rows[i] = {offset = field.offset, type = field.type, source = field.source, rows = field.rows}
+        rows[i] = {offset = field.offset, type = field.type, source = field.source, rows = field.rows, chunks = field.chunks}
     end
     return {size = fields.size, rows = rows}
 end

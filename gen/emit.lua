@@ -75,7 +75,7 @@ function emit.source(plan, k, read)
         constants = "",
         arguments = abi.struct(fields),
         functions = functions.text(p, LANGUAGE[k.target], k.calls or {}),
-        walk = functions.uses(p).walk,
+        walk = functions.uses(p).walk, num_spans = functions.uses(p).num_spans or 0,
         c = values,                       -- the kernel's constants, for decisions in Lua lines
         k = k, arch = plan.arch, dtype = p.dtype,
         has_mask = p.mask ~= nil, has_score = p.score ~= nil,

@@ -268,6 +268,9 @@ function kernel.hopper_registers(s) return HOPPER_REGISTERS[s.tile_q // 64] end
 -- Boxes side by side that hold a row of `depth` columns.
 local function chunks(depth) return (depth + BOX_COLUMNS - 1) // BOX_COLUMNS end
 
+-- Of these, those that one copy moves: all, where none reaches past the head dim.
+local function box_chunks(dim) return dim % BOX_COLUMNS == 0 and dim // BOX_COLUMNS or 1 end
+
 -- f32 or pairs a consumer holds through the main loop: O, S, P of two tiles, queries.
 function kernel.hopper_accumulators(problem, s)
     local d, dv = head_dims(problem)
@@ -306,6 +309,8 @@ function hopper.forward(problem, s)
             {"depth_v", dv, "the same of v and o"},
             {"chunks_qk", chunks(d), "boxes of 64 columns of q and k"},
             {"chunks_v", chunks(dv), "the same of v and o"},
+            {"loads_qk", chunks(d) // box_chunks(problem.d), "copies that load a tile of q or k"},
+            {"loads_v", chunks(dv) // box_chunks(problem.dv), "the same of v"},
             {"tile_q", s.tile_q, "queries of a tile"},
             {"tile_k", s.tile_k, "keys of a tile"},
             {"warpgroups", s.tile_q // 64, "consumers, with 64 queries each"},
@@ -321,8 +326,8 @@ function hopper.forward(problem, s)
             {"consumer_registers", registers[2], "a thread"},
         }, seen_constants(s.tile_k // MMA_N)),
         shared = shared,
-        maps = {{tensor = "q", rows = s.tile_q}, {tensor = "k", rows = s.tile_k}, {tensor = "v", rows = s.tile_k},
-                {tensor = "o", rows = 64}},
+        maps = {{tensor = "q", rows = s.tile_q, chunks = box_chunks(problem.d)}, {tensor = "k", rows = s.tile_k, chunks = box_chunks(problem.d)},
+                {tensor = "v", rows = s.tile_k, chunks = box_chunks(problem.dv)}, {tensor = "o", rows = 64, chunks = 1}},
         phases = {"queries", "partial tiles", "full tiles", "O and LSE"},
         grid = {heads = "heads_q", seq = "seq_q", rows = s.tile_q, persistent = 1},
     }

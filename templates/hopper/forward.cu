@@ -96,7 +96,7 @@ static __device__ __forceinline__ void load_q(const LoomArgs *args, const Work *
     barrier_wait(bar_q_empty(smem, buffer), (turn / q_buffers & 1) ^ 1);
     barrier_expect(bar_q_full(smem, buffer), chunks_qk * tile_q * 128);
 #pragma unroll
-    for (int i = 0; i < chunks_qk; ++i) {
+    for (int i = 0; i < loads_qk; ++i) {
         load_box(smem + smem_q + buffer * q_bytes + i * tile_q * 128, &args->q_map, 64 * i, work->tile * tile_q, work->head, work->batch,
                  bar_q_full(smem, buffer));
     }
@@ -542,7 +542,7 @@ static __device__ __forceinline__ void begin_o(float (&o)[depth_v / 2], const fl
 //@ end
         Rows rows = {{unset, unset}, {0, 0}};
 
-        // [2] partial tiles, and full ones until there is a P
+        // [2] partial tiles, and full ones until there is a P to go on with
 //@ if walk == "range" then
         Span keys[2][num_spans];  // columns that this thread's rows see
         const bool exact = keys_of_row(args, &work, consumer.row, keys[0]) & keys_of_row(args, &work, consumer.row + 8, keys[1]);
@@ -552,7 +552,6 @@ static __device__ __forceinline__ void begin_o(float (&o)[depth_v / 2], const fl
 //@ else
         clear_o(o);
 //@ end
-        bool any = false;    // a tile was seen
         unsigned what;
         do {
             barrier_wait(bar_k_full(smem, stage.index), stage.parity);
@@ -580,7 +579,7 @@ static __device__ __forceinline__ void begin_o(float (&o)[depth_v / 2], const fl
 //@ if carry then
                 fresh = true;
 //@ end
-                pending = any = true;
+                pending = true;
 //@ if has_mask then
                 const Values *of_tile = &values[stage.index];
                 if (of_tile->what == searching && anything_found(of_tile)) {
@@ -590,7 +589,7 @@ static __device__ __forceinline__ void begin_o(float (&o)[depth_v / 2], const fl
             }
             stage_before = stage.index;
             stage_next(&stage);
-        } while ((what & more_partial) || (!any && !(what & is_last)));
+        } while ((what & more_partial) || (!pending && !(what & is_last)));
 
         // [3] full tiles
         unsigned p_other[tile_k / 4];

@@ -7,7 +7,7 @@ static __device__ __forceinline__ void load_${name}(unsigned smem, const LoomArg
     barrier_expect(full, tile < 0 ? 0 : ${tensor}_bytes);
     if (tile < 0) return;
 #pragma unroll
-    for (int i = 0; i < chunks_${kind}; ++i) {
+    for (int i = 0; i < loads_${kind}; ++i) {
         load_box(smem + smem_${tensor} + stage * ${tensor}_bytes + i * tile_k * 128, &args->${tensor}_map, 64 * i, tile * tile_k, work->head_kv,
                  work->batch, full);
     }

@@ -1,5 +1,5 @@
-// Which tiles of keys a work visits: first those that are partial for some warpgroup, then those that are full for all. A
-// warp walks together; each lane knows one of 32 tiles.
+//@ local one_span = walk == "range" and num_spans == 1
+// Which tiles of keys a work visits: first those that are partial for some warpgroup, then those that are full for all.
 //@ if walk == "range" then
 typedef struct Spans {  // in tiles, inclusive
     int outer_lo, outer_hi;  // some of the rows see some key
@@ -7,6 +7,16 @@ typedef struct Spans {  // in tiles, inclusive
 } Spans;
 
 //@ end
+//@ if one_span then
+typedef struct Walk {
+    int outer_hi;          // the last tile
+    int full_lo, full_hi;  // those that are full for all
+    int tile;              // the next
+    bool full;             // the second pass
+    const Spans *spans;    // [warpgroups]
+} Walk;
+//@ else
+// A warp walks together; each lane knows one of 32 tiles.
 typedef struct Walk {
     int first, last;    // tiles that may be visited
     int base;           // first of the 32 tiles at hand
@@ -14,9 +24,10 @@ typedef struct Walk {
     unsigned left;      // of the 32, those still to be visited in this pass
     bool full;          // the second pass
 //@ if walk == "range" then
-    Spans *spans;       // [warpgroups][num_spans]
+    const Spans *spans; // [warpgroups][num_spans]
 //@ end
 } Walk;
+//@ end
 
 typedef struct Visit {
     int tile;          // -1: none is left
@@ -26,12 +37,16 @@ typedef struct Visit {
 
 constexpr unsigned all_full = ${tonumber(string.rep("2", c.warpgroups), 4)};  // of all warpgroups
 
-// The rows of a warpgroup; past the end of the sequence last is less than first.
-static __device__ __forceinline__ int first_row(const Work *work, int warpgroup) { return work->tile * tile_q + 64 * warpgroup; }
+// The rows of a warpgroup. Those past the end of the sequence do as the last that has rows.
+static __device__ __forceinline__ int first_row(const Work *work, int warpgroup) {
+    const int first = work->tile * tile_q;
+    return first + 64 * min(warpgroup, (work->seq_q - first - 1) / 64);
+}
 static __device__ __forceinline__ int last_row(const Work *work, int warpgroup) {
     return min(first_row(work, warpgroup) + 64, work->seq_q) - 1;
 }
 
+//@ if not one_span then
 static __device__ __forceinline__ void walk_classify(const LoomArgs *args, const Work *work, Walk *walk) {
     const int tile = walk->base + threadIdx.x % 32;
     walk->classes = 0;
@@ -61,25 +76,20 @@ static __device__ __forceinline__ void walk_classify(const LoomArgs *args, const
     walk->left = walk->full ? full : some & ~full;
 }
 
-//@ if walk == "range" then
-static __device__ __forceinline__ Walk walk_begin(const LoomArgs *args, const Work *work, Spans *spans) {
-//@ else
-static __device__ __forceinline__ Walk walk_begin(const LoomArgs *args, const Work *work) {
 //@ end
-    Walk walk;
-    walk.full = false;
 //@ if walk == "range" then
-    // lane w finds the spans of warpgroup w
+// Lane w finds the spans of warpgroup w.
+static __device__ __forceinline__ Walk walk_begin(const LoomArgs *args, const Work *work, Spans *spans) {
     const int lane = threadIdx.x % 32, row = first_row(work, lane % warpgroups), row_end = last_row(work, lane % warpgroups);
     Span outer[num_spans], inner[num_spans];
     visible_keys(args, work, work->q_start + row, work->q_start + row_end, outer, inner);
     int first = 0x7fffffff, last = -1;
     __syncwarp();  // all lanes are done with the spans of the work before
+    Spans of_lane;
 #pragma unroll
     for (int i = 0; i < num_spans; ++i) {
         const int lo = outer[i].lo - work->k_start, hi = outer[i].hi - work->k_start;
-        const bool any = row <= row_end && lo <= hi;
-        Spans of_lane;
+        const bool any = lo <= hi;
         of_lane.outer_lo = any ? lo / tile_k : 1;
         of_lane.outer_hi = any ? hi / tile_k : 0;
         of_lane.inner_lo = any ? (inner[i].lo - work->k_start + tile_k - 1) / tile_k : 1;
@@ -91,19 +101,62 @@ static __device__ __forceinline__ Walk walk_begin(const LoomArgs *args, const Wo
         }
     }
     __syncwarp();
+    Walk walk;
     walk.spans = spans;
+    walk.full = false;
+//@ if one_span then
+    walk.tile = __reduce_min_sync(~0u, first);
+    walk.outer_hi = __reduce_max_sync(~0u, last);
+    walk.full_lo = __reduce_max_sync(~0u, of_lane.inner_lo);
+    walk.full_hi = max(__reduce_min_sync(~0u, of_lane.inner_hi), walk.full_lo - 1);
+//@ else
     walk.first = __reduce_min_sync(~0u, first);
     walk.last = __reduce_max_sync(~0u, last);
-//@ else
-    walk.first = 0;
-    walk.last = (work->seq_k + tile_k - 1) / tile_k - 1;
-//@ end
     walk.base = walk.first;
+    walk.left = 0;
+    if (walk.base <= walk.last) walk_classify(args, work, &walk);
+//@ end
+    return walk;
+}
+
+//@ end
+//@ if one_span then
+static __device__ __forceinline__ Visit walk_next(const LoomArgs *args, const Work *work, Walk *walk) {
+    Visit visit;
+    visit.classes = all_full;
+    if (!walk->full) {
+        if (walk->tile == walk->full_lo) walk->tile = walk->full_hi + 1;
+        if (walk->tile > walk->outer_hi) {
+            walk->full = true;
+            walk->tile = walk->full_lo;
+        } else {
+            visit.classes = 0;
+#pragma unroll
+            for (int w = 0; w < warpgroups; ++w) {
+                const Spans spans = walk->spans[w];
+                const bool some = spans.outer_lo <= walk->tile && walk->tile <= spans.outer_hi;
+                const bool all = spans.inner_lo <= walk->tile && walk->tile <= spans.inner_hi;
+                visit.classes |= (all ? 2u : some ? 1u : 0u) << 2 * w;
+            }
+        }
+    }
+    visit.full = walk->full;
+    visit.tile = walk->full && walk->tile > walk->full_hi ? -1 : walk->tile++;
+    return visit;
+}
+//@ else
+//@ if walk ~= "range" then
+static __device__ __forceinline__ Walk walk_begin(const LoomArgs *args, const Work *work) {
+    Walk walk;
+    walk.full = false;
+    walk.first = walk.base = 0;
+    walk.last = (work->seq_k + tile_k - 1) / tile_k - 1;
     walk.left = 0;
     if (walk.base <= walk.last) walk_classify(args, work, &walk);
     return walk;
 }
 
+//@ end
 static __device__ __forceinline__ Visit walk_next(const LoomArgs *args, const Work *work, Walk *walk) {
     Visit visit;
     while (!walk->left) {
@@ -127,3 +180,4 @@ static __device__ __forceinline__ Visit walk_next(const LoomArgs *args, const Wo
     visit.full = walk->full;
     return visit;
 }
+//@ end
