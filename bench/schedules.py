@@ -26,14 +26,10 @@ def attnloom(*words):
 
 def candidates(problem):
     """(pass, schedule, cost) of what `attnloom why` does not refuse."""
-    now, rows = None, []
-    for line in attnloom("why", problem, "--target", "mma", "--arch", a.arch).splitlines():
-        if m := re.match(r"(forward|backward): ", line):
-            now = m[1]
-        elif m := re.match(r"  (tile=.*?)  +cost (\d+)", line):
-            rows.append((now, m[1], int(m[2])))
-    for name in ("forward", "backward"):
-        yield from sorted((r for r in rows if r[0] == name), key=lambda r: r[2])[: a.most]
+    for name in ("forward", "backward") if " backward" in problem else ("forward",):
+        why = attnloom("why", problem, "--target", "mma", "--arch", a.arch, "--pass", name)
+        rows = [(name, m[1], int(m[2])) for m in re.finditer(r"^  (tile=.*?)  +cost (\d+)", why, re.M)]
+        yield from sorted(rows, key=lambda r: r[2])[: a.most]
 
 
 work = [(p, *row) for p in a.problems for row in candidates(p)]
