@@ -388,17 +388,26 @@ static void compile_kernel(build_list *list, build *b) {
                                          &b->error);
 }
 
-/* Compiles all jobs; every one is tried, and the first failure in the plan's order is reported. */
+static int compare_builds(const void *a, const void *b) {
+    const build *x = *(build *const *)a, *y = *(build *const *)b;
+    size_t x_length = strlen(x->source), y_length = strlen(y->source);
+    return x_length != y_length ? (x_length < y_length) - (x_length > y_length) : x->index - y->index;
+}
+
+/* Compiles all jobs; every one is tried, and the first failure in the plan's order is reported. The longest texts
+ * come first: the short ones then fill the threads that are done early. */
 static loom_status compile_all(build_list *list, loom_error *error) {
+    const build *failed = NULL;
     list->work = compile_kernel;
+    qsort(list->jobs, (size_t)list->num_jobs, sizeof *list->jobs, compare_builds);
     run_jobs(list, list->num_jobs);
     for (int32_t i = 0; i < list->num_jobs; i++) {
-        build *b = list->jobs[i];
-        if (b->status == LOOM_OK) continue;
-        if (error && error->size >= sizeof *error) *error = b->error;
-        return b->status;
+        const build *b = list->jobs[i];
+        if (b->status != LOOM_OK && (!failed || b->index < failed->index)) failed = b;
     }
-    return LOOM_OK;
+    if (!failed) return LOOM_OK;
+    if (error && error->size >= sizeof *error) *error = failed->error;
+    return failed->status;
 }
 
 /* Who waits for the first time shall know for what. */
