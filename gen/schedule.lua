@@ -215,6 +215,9 @@ local RULES = {
 -- Cost: cycles of a multiprocessor for 64 x 64 elements of S, to rank candidates: matrix work, shared memory traffic
 -- of operands, and waits at barriers, once a tile. Weights fitted to the sweep of bench/results/h200-mma-schedules.csv.
 local MULTIPLY_ADDS, SHARED_BYTES = 1270, 128 -- of a cycle
+-- Fewer 16-row mma tiles than these under way on a multiprocessor leave it waiting. Against the cost, with blocks of d=128
+-- alone on an H200's: 1.07 with 8 tiles, 1.24 with 4, 2.3 with 2.
+local BUSY_TILES, WAITING = 8, 0.25
 
 local function mma_cost(s, matrix, traffic, waits)
     return (matrix / MULTIPLY_ADDS + traffic / SHARED_BYTES + waits) * 4096 / (s.tile_q * s.tile_k)
@@ -226,16 +229,20 @@ local function mma_forward_cost(problem, s)
     return mma_cost(s, 0.96 * s.tile_q * s.tile_k * depth, 0.7 * traffic, 100 + 60 * s.warps / s.blocks)
 end
 
-local function mma_backward_cost(problem, s)
+local function mma_backward_cost(problem, s, a)
     local depth = problem.d + problem.dv
     local query_warps = math.min(s.warps, s.tile_q // s.rows)
     local scores = (s.rows + s.tile_q // s.split) * depth                                          -- S and dP of a warp
     local sums = s.tile_q * depth // s.split + (s.split > 1 and 2 * s.rows * s.tile_q or 0)        -- dK and dV
     local dq = s.tile_q // query_warps * s.tile_k + s.tile_k * problem.d * query_warps // s.warps
     local writes = s.tile_q * s.tile_k * (s.split > 1 and 2 or 1)
-    return mma_cost(s, 0.77 * s.tile_q * s.tile_k * (3 * problem.d + 2 * problem.dv),
-                    1.1 * 2 * (s.warps * (scores + sums + dq) + writes),
-                    (s.stages == 2 and 80 or 510) + (s.split > 1 and 730 or 0))
+    local cost = mma_cost(s, 0.77 * s.tile_q * s.tile_k * (3 * problem.d + 2 * problem.dv),
+                          1.1 * 2 * (s.warps * (scores + sums + dq) + writes),
+                          (s.stages == 2 and 80 or 510) + (s.split > 1 and 730 or 0))
+    local blocks = math.min(arch_facts.registers_sm // (32 * s.warps * arch_facts.registers_thread),
+                            a.smem_sm_bytes // (kernel.smem_bytes(problem, "backward", "mma", s) + 1024))
+    local tiles = s.warps * s.rows // 16 * math.max(s.blocks, blocks)
+    return cost * (1 + WAITING * math.max(BUSY_TILES / tiles - 1, 0))
 end
 
 -- The same of a core. The tile's other side is loaded and converted anew for each tile, about 4 steps a vector; sums are
@@ -316,7 +323,7 @@ function schedule.choose(problem, pass, target, a, forced)
     for i, s in ipairs(SPACE[target][pass](problem)) do
         local row = {values = s, text = schedule.text(target, pass, s), rejected = rejection(s, problem, pass, target, a)}
         if not row.rejected then
-            row.cost = COST[target][pass](problem, s)
+            row.cost = COST[target][pass](problem, s, a)
             if not best or row.cost < best.cost then best = row end
         end
         candidates[i] = row

@@ -183,16 +183,20 @@ enum {
 enum { MAP_COLUMNS = 64, MAP_ELEMENT_BYTES = 2, MAP_STRIDE_UNIT = 16 };
 
 int loom__map_encode(const loom__driver_api *driver, const loom__map_view *view, void *map) {
-    static const uint32_t STEPS[LOOM__MAP_DIMS] = {1, 1, 1, 1};
-    const uint32_t box[LOOM__MAP_DIMS] = {MAP_COLUMNS, view->box_rows, 1, 1};
+    enum { RANK = LOOM__MAP_DIMS + 1 }; /* columns of a box, seq, boxes, head, batch */
+    static const uint32_t STEPS[RANK] = {1, 1, 1, 1, 1};
+    const uint32_t box[RANK] = {MAP_COLUMNS, view->box_rows, view->box_chunks, 1, 1};
     const uint64_t row_bytes =
         (view->extents[0] * MAP_ELEMENT_BYTES + MAP_STRIDE_UNIT - 1) / MAP_STRIDE_UNIT * MAP_STRIDE_UNIT;
-    uint64_t strides[LOOM__MAP_DIMS - 1];
-    for (int axis = 0; axis < LOOM__MAP_DIMS - 1; axis++)
-        strides[axis] = view->extents[axis + 1] > 1 ? view->strides[axis] : row_bytes;
-    return driver->map_encode(map, view->is_bf16 ? MAP_BFLOAT16 : MAP_FLOAT16, LOOM__MAP_DIMS, view->data,
-                              view->extents, strides, box, STEPS, MAP_INTERLEAVE_NONE, MAP_SWIZZLE_128B,
-                              MAP_L2_PROMOTION_256B, MAP_OOB_FILL_NONE);
+    const uint64_t extents[RANK] = {view->box_chunks > 1 ? MAP_COLUMNS : view->extents[0], view->extents[1],
+                                    view->box_chunks, view->extents[2], view->extents[3]};
+    const uint64_t strides[RANK - 1] = {view->extents[1] > 1 ? view->strides[0] : row_bytes,
+                                        MAP_COLUMNS * MAP_ELEMENT_BYTES,
+                                        view->extents[2] > 1 ? view->strides[1] : row_bytes,
+                                        view->extents[3] > 1 ? view->strides[2] : row_bytes};
+    return driver->map_encode(map, view->is_bf16 ? MAP_BFLOAT16 : MAP_FLOAT16, RANK, view->data, extents, strides,
+                              box, STEPS, MAP_INTERLEAVE_NONE, MAP_SWIZZLE_128B, MAP_L2_PROMOTION_256B,
+                              MAP_OOB_FILL_NONE);
 }
 
 /* -- Modules --------------------------------------------------------------------------------------------- */

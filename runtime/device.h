@@ -123,6 +123,7 @@ typedef struct loom__map_view {
     uint64_t extents[LOOM__MAP_DIMS];     /* none 0 */
     uint64_t strides[LOOM__MAP_DIMS - 1]; /* bytes, of seq, head and batch; of an extent of 1 anything */
     uint32_t box_rows;                    /* rows of seq that one copy moves, in boxes of 64 elements */
+    uint32_t box_chunks;                  /* such boxes side by side in one copy; dim holds 64 times as many, unless 1 */
 } loom__map_view;
 
 /* Writes LOOM__MAP_BYTES to `map`, which is aligned to LOOM__MAP_ALIGNMENT. Copies swizzle by 128 bytes, read

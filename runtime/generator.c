@@ -664,6 +664,7 @@ static void take_kernel(lua_State *lua, job *j, int table, loom__kernel_text *k)
         rows[i].type = text_field(lua, j, row, "type");
         rows[i].source = text_field(lua, j, row, "source");
         rows[i].box_rows = optional_int(lua, row, "rows");
+        rows[i].box_chunks = optional_int(lua, row, "chunks");
         lua_settop(lua, args + 1);
     }
     k->rows = rows;

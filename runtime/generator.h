@@ -51,7 +51,7 @@ typedef struct loom__pack_text {
     int32_t offset;
     const char *type;   /* map ptr i64 i32 u32 f32 */
     const char *source; /* "q.stride.seq" */
-    int32_t box_rows;   /* of a map */
+    int32_t box_rows, box_chunks; /* of a map */
 } loom__pack_text;
 
 typedef struct loom__region_text {

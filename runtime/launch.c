@@ -402,7 +402,8 @@ static int encode_map(const loom_plan *plan, const loom_args *args, const loom__
                            .strides = {(uint64_t)tensor->stride[AXIS_SEQ] * element_bytes,
                                        (uint64_t)tensor->stride[AXIS_HEAD] * element_bytes,
                                        (uint64_t)tensor->stride[AXIS_BATCH] * element_bytes},
-                           .box_rows = map->box_rows};
+                           .box_rows = map->box_rows,
+                           .box_chunks = map->box_chunks};
     return loom__map_encode(plan->driver, &view, out);
 }
 

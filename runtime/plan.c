@@ -246,12 +246,15 @@ static int32_t add_map(loom__plan_variant *variant, const loom__pack_text *text)
     size_t length = strcspn(text->source, ".");
     int32_t tensor = strcmp(text->source + length, ".map") ? -1 : find_tensor(text->source, length);
     if (tensor < 0 || tensor == LOOM__LSE || tensor == LOOM__DLSE) return -1;
-    if (text->box_rows < 1 || text->box_rows > MAX_BOX_ROWS || text->offset % LOOM__MAP_ALIGNMENT) return -1;
+    if (text->box_rows < 1 || text->box_rows > MAX_BOX_ROWS || text->box_chunks < 1 || text->offset % LOOM__MAP_ALIGNMENT)
+        return -1;
     for (int32_t i = 0; i < variant->num_maps; i++) {
-        if (variant->maps[i].tensor == tensor && variant->maps[i].box_rows == text->box_rows) return i;
+        const loom__plan_map *map = &variant->maps[i];
+        if (map->tensor == tensor && map->box_rows == text->box_rows && map->box_chunks == text->box_chunks) return i;
     }
     if (variant->num_maps == LOOM__MAX_MAPS) return -1;
-    variant->maps[variant->num_maps] = (loom__plan_map){(uint16_t)tensor, (uint16_t)text->box_rows};
+    variant->maps[variant->num_maps] = (loom__plan_map){(uint16_t)tensor, (uint16_t)text->box_rows,
+                                                           (uint16_t)text->box_chunks};
     return variant->num_maps++;
 }
 
@@ -426,17 +429,26 @@ static void compile_kernel(build_list *list, build *b) {
                                          &b->arena, &b->compiled, &b->error);
 }
 
-/* Compiles all jobs; every one is tried, and the first failure in the plan's order is reported. */
+static int compare_builds(const void *a, const void *b) {
+    const build *x = *(build *const *)a, *y = *(build *const *)b;
+    size_t x_length = strlen(x->source), y_length = strlen(y->source);
+    return x_length != y_length ? (x_length < y_length) - (x_length > y_length) : x->index - y->index;
+}
+
+/* Compiles all jobs; every one is tried, and the first failure in the plan's order is reported. The longest texts
+ * come first: the short ones then fill the threads that are done early. */
 static loom_status compile_all(build_list *list, loom_error *error) {
+    const build *failed = NULL;
     list->work = compile_kernel;
+    qsort(list->jobs, (size_t)list->num_jobs, sizeof *list->jobs, compare_builds);
     run_jobs(list, list->num_jobs);
     for (int32_t i = 0; i < list->num_jobs; i++) {
-        build *b = list->jobs[i];
-        if (b->status == LOOM_OK) continue;
-        if (error && error->size >= sizeof *error) *error = b->error;
-        return b->status;
+        const build *b = list->jobs[i];
+        if (b->status != LOOM_OK && (!failed || b->index < failed->index)) failed = b;
     }
-    return LOOM_OK;
+    if (!failed) return LOOM_OK;
+    if (error && error->size >= sizeof *error) *error = failed->error;
+    return failed->status;
 }
 
 /* Who waits for the first time shall know for what. */

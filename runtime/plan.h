@@ -60,7 +60,7 @@ typedef struct loom__pack_row {
 
 /* A tensor map that a variant's kernels take; a launch encodes it once. */
 typedef struct loom__plan_map {
-    uint16_t tensor, box_rows;
+    uint16_t tensor, box_rows, box_chunks;
 } loom__plan_map;
 
 /* Size of a dimension of an array param: a constant, or a word of the shape divided by `divisor`, rounded up.

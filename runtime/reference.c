@@ -632,16 +632,16 @@ static void real_operation(const node *n, const place *place, const lanes *a, co
             break;
         case OP_NEG: value = -x, slope = -dx; break;
         case OP_ABS: value = fabs(x), slope = x < 0 ? -dx : dx; break;
-        case OP_EXP: value = exp(x), slope = chain(on_x, dx, value); break;
+        case OP_EXP: value = round_real(place, exp(x)), slope = chain(on_x, dx, value); break;
         case OP_LOG: value = log(x), slope = chain(on_x, dx, 1 / x); break;
-        case OP_TANH: value = tanh(x), slope = chain(on_x, dx, 1 - value * value); break;
-        case OP_SQRT: value = sqrt(x), slope = chain(on_x, dx, 0.5 / value); break;
+        case OP_TANH: value = round_real(place, tanh(x)), slope = chain(on_x, dx, 1 - value * value); break;
+        case OP_SQRT: value = round_real(place, sqrt(x)), slope = chain(on_x, dx, 0.5 / value); break;
         case OP_SIN: value = sin(x), slope = chain(on_x, dx, cos(x)); break;
         case OP_COS: value = cos(x), slope = chain(on_x, dx, -sin(x)); break;
         default: /* OP_FLOOR */ value = floor(x);
         }
         out->f[c] = round_real(place, value);
-        out->slope[c] = slope;
+        out->slope[c] = round_real(place, slope);
     }
 }
 

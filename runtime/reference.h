@@ -49,8 +49,8 @@ typedef struct loom__param_facts {
 
 typedef enum loom__type { LOOM__TYPE_I32, LOOM__TYPE_F32, LOOM__TYPE_BOOL } loom__type;
 
-/* How f32 operations are done: rounded to float one by one (masks), or in double (scores of the reference).
- */
+/* How f32 operations are done: rounded to float one by one (masks), or in double (scores of the reference). Slopes
+ * likewise: where the two differ, cancellation leaves a kernel no digits to be held to. */
 typedef enum loom__arithmetic { LOOM__ROUNDED, LOOM__DOUBLE } loom__arithmetic;
 
 typedef struct loom__expression loom__expression;

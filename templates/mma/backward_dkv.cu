@@ -330,6 +330,9 @@ extern "C" __global__ void __launch_bounds__(threads, ${k.blocks_per_sm}) ${symb
                 for (int i = 0; i < query_tiles; ++i)
                     for (int j = 0; j < dq_columns; j += 2) {
                         float left[4] = {0, 0, 0, 0}, right[4] = {0, 0, 0, 0};
+//@     if not aligned then
+#pragma unroll 1  // shorter to compile; where registers are scarcer, as in the aligned variant, it makes them spill
+//@     end
                         for (int step = 0; step < tile_k / 16; ++step) {
                             unsigned a[4], b[4];
                             load_transposed(a, ds_lane + 2 * (16 * step * pitch_ds + 16 * i));

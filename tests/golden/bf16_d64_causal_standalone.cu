@@ -315,7 +315,8 @@ static __device__ __forceinline__ int here(int x) {
 
 // A key that a row does not see may hold inf or NaN, yet its weight 0 would make NaN of it in a product of tiles. So
 // on partial tiles such values are found and cleared; a row that does see one gets NaN in every column that holds one in
-// some partial tile of the block.
+// some partial tile of the block. Loops that run only then are
+// not unrolled: they would be a tenth of the time to compile.
 
 // 0xffff in each half of a pair of bf16 that is inf or NaN (its exponent bits are all ones).
 static __device__ __forceinline__ unsigned nonfinite_halves(unsigned pair) {
@@ -348,6 +349,7 @@ static __device__ __forceinline__ bool find_nonfinite(Nonfinite *found, bool fir
         if (first) found->columns[thread] = 0;
     }
     __syncthreads();
+#pragma unroll 1
     for (int i = thread; i < rows * (depth / 2); i += threads) {
         const int row = i / (depth / 2), column = i % (depth / 2) * 2;
         unsigned pair;
@@ -364,6 +366,7 @@ static __device__ __forceinline__ bool find_nonfinite(Nonfinite *found, bool fir
 
 // Sets the values of a tile that are not finite to zero.
 static __device__ __forceinline__ void clear_nonfinite(unsigned smem, int rows, int pitch, int depth) {
+#pragma unroll 1
     for (int i = here(threadIdx.x); i < rows * (depth / 2); i += threads) {
         const unsigned at = smem + 2 * (i / (depth / 2) * pitch + i % (depth / 2) * 2);
         unsigned pair;

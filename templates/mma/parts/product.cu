@@ -7,7 +7,11 @@ static __device__ __forceinline__ void ${name}(float (&sum)[${tiles}][${columns}
 //@ else
 static __device__ __forceinline__ void ${name}(float (&sum)[${tiles}][${columns}][4], unsigned a, unsigned b) {
 //@ end
+//@ if aligned or a == "registers" or k.name == "forward" then
 #pragma unroll
+//@ else
+#pragma unroll 2  // a rare path: shorter to compile
+//@ end
     for (int step = 0; step < ${steps}; ++step) {
         unsigned operand_a[${tiles}][4];
 #pragma unroll
