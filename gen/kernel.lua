@@ -318,7 +318,6 @@ function hopper.forward(problem, s)
             {"stages", s.stages, "buffers of keys and values"},
             {"q_buffers", s.q_buffers, "buffers of queries"},
             {"q_registers", s.q_registers, "1: queries stay in registers"},
-            {"carry", s.carry, "1: the last product of a work runs under the first tile of the next"},
             {"q_bytes", shared[1][2] // s.q_buffers, "of a buffer of queries"},
             {"k_bytes", shared[2][2] // s.stages, "of a tile of keys"},
             {"v_bytes", shared[3][2] // s.stages, "of a tile of values"},

@@ -35,7 +35,6 @@ local KEYS = {
             {"stages", "buffers of keys and values"},
             {"q_buffers", "buffers of queries, 1 or 2"},
             {"q_registers", "1: queries are kept in registers, 0: read from shared memory at each use"},
-            {"carry", "1: the last product of a work runs under the first tile of the next, 0: it ends the work"},
         },
     },
     host = {forward = {}, backward = {}},
@@ -90,10 +89,8 @@ local SPACE = {
                 for stages = 2, 6 do
                     for q_buffers = 2, 1, -1 do
                         for q_registers = 0, 1 do
-                            for carry = 0, 1 do
-                                list[#list + 1] = {tile_q = tile[1], tile_k = tile[2], stages = stages, q_buffers = q_buffers,
-                                                   q_registers = q_registers, carry = carry}
-                            end
+                            list[#list + 1] = {tile_q = tile[1], tile_k = tile[2], stages = stages, q_buffers = q_buffers,
+                                               q_registers = q_registers}
                         end
                     end
                 end
@@ -179,13 +176,8 @@ local RULES = {
             return ("tile_k %d is not a multiple of 16 up to 256"):format(s.tile_k)
         end},
         {nil, function(s)
-            if s.stages >= 2 and (s.q_buffers == 1 or s.q_buffers == 2) and s.q_registers <= 1 and s.carry <= 1 then return nil end
-            return ("stages %d, q_buffers %d, q_registers %d, carry %d: at least 2, 1 or 2, 0 or 1, 0 or 1"):format(s.stages, s.q_buffers,
-                s.q_registers, s.carry)
-        end},
-        {nil, function(s)
-            if s.carry == 0 or s.q_registers == 1 or s.q_buffers == 2 then return nil end
-            return "carry: the next work's queries need a place of their own, q_buffers=2 or q_registers=1"
+            if s.stages >= 2 and (s.q_buffers == 1 or s.q_buffers == 2) and s.q_registers <= 1 then return nil end
+            return ("stages %d, q_buffers %d, q_registers %d: at least 2, 1 or 2, 0 or 1"):format(s.stages, s.q_buffers, s.q_registers)
         end},
         {nil, function(s, problem, pass)
             local needed, limit = kernel.hopper_accumulators(problem, s) + HOPPER_OTHER_REGISTERS, kernel.hopper_registers(s)[2]

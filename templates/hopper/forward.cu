@@ -374,12 +374,6 @@ static __device__ __forceinline__ void exponentials(const float (&s)[tile_k / 2]
     }
 }
 
-// A copy that stays where it is: moved behind the next product's start it would hold that up.
-static __device__ __forceinline__ void copy_p(unsigned (&to)[tile_k / 4], const unsigned (&from)[tile_k / 4]) {
-#pragma unroll
-    for (int i = 0; i < tile_k / 4; ++i) asm volatile("mov.b32 %0, %1;" : "=r"(to[i]) : "r"(from[i]));
-}
-
 // Whether a row's condition holds in one of its four threads.
 static __device__ __forceinline__ bool any_of_row(bool condition) {
     const unsigned quad = __ballot_sync(~0u, condition) >> (threadIdx.x % 32 & 28);
@@ -481,20 +475,6 @@ static __device__ __forceinline__ void hand_over(const float (&o)[depth_v / 2], 
     if (lane == 0) barrier_arrive(bar_o_full(smem, warpgroup));
 }
 
-//@ local carry = c.carry == 1
-static __device__ __forceinline__ void clear_o(float (&o)[depth_v / 2]) {
-#pragma unroll
-    for (int i = 0; i < depth_v / 2; ++i) o[i] = 0;
-}
-
-//@ if carry then
-// Hands over O of the work before, whose last product has run under the first tile of this one, and clears O.
-static __device__ __forceinline__ void begin_o(float (&o)[depth_v / 2], const float (&inverse)[2], unsigned smem, int warpgroup, int turn) {
-    if (turn > 0) hand_over(o, inverse, smem, warpgroup, turn - 1);
-    clear_o(o);
-}
-
-//@ end
 //@ text("static __device__ __forceinline__ void consume(const LoomArgs *args, unsigned smem, const Tile *tiles" .. (has_mask and ", const Values *values" or "") .. ") {")
     const int warpgroup = uniform(threadIdx.x / 128) - 1;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
@@ -511,11 +491,6 @@ static __device__ __forceinline__ void begin_o(float (&o)[depth_v / 2], const fl
 //@ end
     const Rounds rounds = rounds_of(args);
     Stage stage = {0, 0};
-    int stage_before = 0;    // of the tile before, if its P V is pending
-    bool pending = false;    // P V of the tile before is still to be done
-    float o[depth_v / 2];    // sum of P V: [4 * j + 2 * half + e] is row + 8 * half, column 8 * j + lane % 4 * 2 + e
-    unsigned p[tile_k / 4];  // P of the tile before, in pairs
-    float inverse[2];        // of the row sums of the work before
     int turn = 0;
     for (int round = 0; round < rounds.count; ++round) {
         Work work;
@@ -540,18 +515,19 @@ static __device__ __forceinline__ void begin_o(float (&o)[depth_v / 2], const fl
 //@ else
         const unsigned q = uniform(operand(smem + smem_q + buffer * q_bytes + 8192 * warpgroup, 1));
 //@ end
+        float o[depth_v / 2];    // sum of P V: [4 * j + 2 * half + e] is row + 8 * half, column 8 * j + lane % 4 * 2 + e
+        unsigned p[tile_k / 4];  // P of the tile before, in pairs
         Rows rows = {{unset, unset}, {0, 0}};
+#pragma unroll
+        for (int i = 0; i < depth_v / 2; ++i) o[i] = 0;
 
         // [2] partial tiles, and full ones until there is a P to go on with
 //@ if walk == "range" then
         Span keys[2][num_spans];  // columns that this thread's rows see
         const bool exact = keys_of_row(args, &work, consumer.row, keys[0]) & keys_of_row(args, &work, consumer.row + 8, keys[1]);
 //@ end
-//@ if carry then
-        bool fresh = false;  // O is of this work
-//@ else
-        clear_o(o);
-//@ end
+        bool pending = false;  // P V of the tile before is still to be done
+        int stage_before = 0;  // its stage
         unsigned what;
         do {
             barrier_wait(bar_k_full(smem, stage.index), stage.parity);
@@ -561,25 +537,47 @@ static __device__ __forceinline__ void begin_o(float (&o)[depth_v / 2], const fl
             if (tile_class == 0) {
                 if (pending) finish_pv(o, p, &consumer, stage_before);
                 pending = false;
-//@ if carry then
-                if (!fresh) begin_o(o, inverse, smem, warpgroup, turn);
-                fresh = true;
-//@ end
                 barrier_wait(bar_v_full(smem, stage.index), stage.parity);
                 if (lane == 0) {
                     barrier_arrive(bar_k_empty(smem, stage.index));
                     barrier_arrive(bar_v_empty(smem, stage.index));
                 }
             } else {
-//@ for _, branch in ipairs {{"if (pending) {", true}, {"} else {", false}} do
-//@ text("    " .. branch[1])
-//@ part("partial_tile", {pending = branch[2], carry = carry})
+                float s[tile_k / 2];
+                start_qk(s, q, uniform(consumer.k + stage.index * (k_bytes / 16)));
+                if (pending) start_pv(o, p, uniform(consumer.v + stage_before * (v_bytes / 16)));
+                wgmma_wait<0>();
+                if (lane == 0) {
+                    barrier_arrive(bar_k_empty(smem, stage.index));
+                    if (pending) barrier_arrive(bar_v_empty(smem, stage_before));
+                }
+//@ if has_score then
+                score_tile(s, args, &work, work.q_start + consumer.row, work.k_start + tile * tile_k + lane % 4 * 2);
+//@ end
+                if (tile_class == 1) {
+                    const int column = tile * tile_k + lane % 4 * 2;
+//@ if walk == "range" then
+                    if (__all_sync(~0u, exact)) {
+                        hide_by_spans(s, keys, column);
+                    } else {
+                        hide_by_mask(s, args, &work, consumer.row, column);
+                    }
+//@ else
+                    hide_by_mask(s, args, &work, consumer.row, column);
 //@ end
                 }
-//@ if carry then
-                fresh = true;
-//@ end
+                const bool may_move[2] = {true, true};
+                float rescale[2], part[2];
+                if (move_references(s, &rows, rescale, consumer.to_log2, may_move, slack)) rescale_o(o, rescale);
+                exponentials(s, p, &rows, consumer.to_log2, part);
+                rows.sum[0] += part[0];
+                rows.sum[1] += part[1];
                 pending = true;
+//@ if has_mask then
+                barrier_wait(bar_checked(smem, stage.index), stage.parity);
+//@ else
+                barrier_wait(bar_v_full(smem, stage.index), stage.parity);
+//@ end
 //@ if has_mask then
                 const Values *of_tile = &values[stage.index];
                 if (of_tile->what == searching && anything_found(of_tile)) {
@@ -591,14 +589,18 @@ static __device__ __forceinline__ void begin_o(float (&o)[depth_v / 2], const fl
             stage_next(&stage);
         } while ((what & more_partial) || (!pending && !(what & is_last)));
 
-        // [3] full tiles
+        // [3] full tiles; P of neighbours has places of its own, since one is read while the other is made
         unsigned p_other[tile_k / 4];
-        while (!(what & is_last)) {
+        for (;;) {
+            if (what & is_last) {
+                if (pending) finish_pv(o, p, &consumer, stage_before);
+                break;
+            }
             what = full_tile(o, p_other, p, &rows, q, &consumer, &work, stage, stage_before);
             stage_before = stage.index;
             stage_next(&stage);
             if (what & is_last) {
-                copy_p(p, p_other);
+                finish_pv(o, p_other, &consumer, stage_before);
                 break;
             }
             what = full_tile(o, p, p_other, &rows, q, &consumer, &work, stage, stage_before);
@@ -609,18 +611,11 @@ static __device__ __forceinline__ void begin_o(float (&o)[depth_v / 2], const fl
         // [4] O and LSE
         Work done;
         work_of(args, &rounds, here(round), &done);  // anew: kept, it would hold registers all the while
+        float inverse[2];
         end_rows(args, &done, &rows, done.tile * tile_q + 64 * warpgroup + 16 * warp + lane / 4, inverse);
-//@ if not carry then
-        if (pending) finish_pv(o, p, &consumer, stage_before);
-        pending = false;
         hand_over(o, inverse, smem, warpgroup, turn);
-//@ end
         ++turn;
     }
-//@ if carry then
-    if (pending) finish_pv(o, p, &consumer, stage_before);
-    if (turn > 0) begin_o(o, inverse, smem, warpgroup, turn);
-//@ end
 }
 
 extern "C" __global__ void __launch_bounds__(threads, 1) ${symbol}(const __grid_constant__ LoomArgs args) {
