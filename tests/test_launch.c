@@ -20,10 +20,10 @@ typedef struct launched {
 
 /* What the driver was told of a tensor, kept in place of its map. */
 typedef struct map_text {
-    uint64_t address, extents[4], strides[3];
-    uint32_t box[4];
+    uint64_t address, extents[5], strides[4]; /* columns of a box, seq, boxes side by side, head, batch */
+    uint32_t box[5];
     int type, interleave, swizzle, promotion, fill;
-    int unused[7];
+    int unused[2];
 } map_text;
 _Static_assert(sizeof(map_text) == LOOM__MAP_BYTES, "a map");
 
@@ -137,13 +137,13 @@ static int f_encode(void *map, int type, unsigned rank, void *address, const uin
                      .swizzle = swizzle,
                      .promotion = promotion,
                      .fill = fill};
-    bool wrong = rank != 4 || (uintptr_t)map % 64 || !address || (uintptr_t)address % 16;
-    for (int i = 0; i < 4; i++) {
+    bool wrong = rank != 5 || (uintptr_t)map % 64 || !address || (uintptr_t)address % 16;
+    for (int i = 0; i < 5; i++) {
         wrong = wrong || !extents[i] || !box[i] || box[i] > 256 || steps[i] != 1;
         text.extents[i] = extents[i];
         text.box[i] = box[i];
     }
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 4; i++) {
         wrong = wrong || strides[i] % 16 || strides[i] >> 40 || (!strides[i] && fake.refuses_broadcast);
         text.strides[i] = strides[i];
     }
@@ -716,21 +716,26 @@ static void test_maps(void **state) {
     assert_int_equal(fake.num_maps, 4);
     const launched *l = &fake.launches[0];
     assert_int_equal(l->grid, 2 * 4 * 3);
-    map_text q = map_of(l, 0), v = map_of(l, 2), o = map_of(l, 3);
+    map_text q = map_of(l, 0), k = map_of(l, 1), v = map_of(l, 2), o = map_of(l, 3);
     assert_int_equal(q.address, (uintptr_t)b->memory.read);
     assert_int_equal(q.type, 9); /* bf16 */
     assert_int_equal(q.interleave | q.fill, 0);
     assert_int_equal(q.swizzle, 3);   /* 128 bytes */
     assert_int_equal(q.promotion, 3); /* 256 bytes */
-    static const uint64_t EXTENTS[] = {16, 10, 4, 2}, STRIDES[] = {4 * 16 * 2, 16 * 2, 10 * 4 * 16 * 2};
-    static const uint32_t BOX[] = {64, 64, 1, 1};
+    static const uint64_t EXTENTS[] = {16, 10, 1, 4, 2}, STRIDES[] = {4 * 16 * 2, 128, 16 * 2, 10 * 4 * 16 * 2};
+    static const uint32_t BOX[] = {64, 64, 1, 1, 1};
     assert_memory_equal(q.extents, EXTENTS, sizeof EXTENTS);
     assert_memory_equal(q.strides, STRIDES, sizeof STRIDES);
     assert_memory_equal(q.box, BOX, sizeof BOX);
-    static const uint64_t V_EXTENTS[] = {8, 6, 2, 2}, V_STRIDES[] = {2 * 8 * 2, 8 * 2, 6 * 2 * 8 * 2};
+    static const uint64_t K_EXTENTS[] = {64, 6, 2, 2, 2}; /* its map asks for two boxes */
+    static const uint32_t K_BOX[] = {64, 128, 2, 1, 1};
+    assert_memory_equal(k.extents, K_EXTENTS, sizeof K_EXTENTS);
+    assert_memory_equal(k.box, K_BOX, sizeof K_BOX);
+    static const uint64_t V_EXTENTS[] = {8, 6, 1, 2, 2}, V_STRIDES[] = {2 * 8 * 2, 128, 8 * 2, 6 * 2 * 8 * 2};
+    static const uint32_t V_BOX[] = {64, 128, 1, 1, 1};
     assert_memory_equal(v.extents, V_EXTENTS, sizeof V_EXTENTS);
     assert_memory_equal(v.strides, V_STRIDES, sizeof V_STRIDES);
-    assert_int_equal(v.box[1], 128);
+    assert_memory_equal(v.box, V_BOX, sizeof V_BOX);
     assert_int_equal(o.address, (uintptr_t)b->memory.o);
     assert_ptr_equal((void *)(uintptr_t)wide(l->args, 64), b->memory.o); /* behind the maps */
     assert_int_equal(wide(l->args, 65), 10 * 4 * 8);
@@ -742,11 +747,10 @@ static void test_maps(void **state) {
     b->args.q.stride[2] = b->args.k.stride[2] = b->args.v.stride[2] = b->args.o.stride[2] = INT64_MAX;
     b->args.k.stride[1] = 3;
     assert_ok(error, loom_forward(plan, &b->args, NULL, &error));
-    q = map_of(l, 0), v = map_of(l, 1);
-    assert_int_equal(q.strides[0], 4 * 16 * 2);
-    for (int i = 0; i < 3; i++) assert_int_equal(v.strides[i], 16 * 2);
-    assert_int_equal(q.strides[1], 16 * 2);
-    assert_int_equal(q.strides[2], 16 * 2);
+    q = map_of(l, 0), k = map_of(l, 1);
+    static const uint64_t ONE_HEAD[] = {4 * 16 * 2, 128, 16 * 2, 16 * 2}, ONE_KEY[] = {16 * 2, 128, 16 * 2, 16 * 2};
+    assert_memory_equal(q.strides, ONE_HEAD, sizeof ONE_HEAD);
+    assert_memory_equal(k.strides, ONE_KEY, sizeof ONE_KEY);
 
     /* Without keys there is nothing to describe. */
     fake.num_launches = fake.num_maps = 0;
@@ -781,6 +785,38 @@ static void test_maps(void **state) {
     assert_int_equal(map_of(l, 0).type, 6);
     loom_plan_destroy(plan);
     loom_context_destroy(context);
+}
+
+/* A map of several boxes side by side splits the head dim; one of a single box holds all of it, and columns past its end
+ * are the TMA unit's to leave out. */
+static void test_map_of_boxes(void **state) {
+    (void)state;
+    _Alignas(LOOM__MAP_ALIGNMENT) map_text map;
+    static _Alignas(16) float data[4];
+    loom__map_view view = {.data = data, /* [batch 3, seq 100, head 5, dim 192] */
+                           .extents = {192, 100, 5, 3},
+                           .strides = {5 * 192 * 2, 192 * 2, 100 * 5 * 192 * 2},
+                           .box_rows = 80,
+                           .box_chunks = 3};
+    assert_int_equal(loom__map_encode(&DRIVER, &view, &map), 0);
+    static const uint64_t EXTENTS[] = {64, 100, 3, 5, 3}, STRIDES[] = {1920, 128, 384, 192000};
+    static const uint32_t BOX[] = {64, 80, 3, 1, 1};
+    assert_int_equal(map.address, (uintptr_t)data);
+    assert_int_equal(map.type, 6); /* fp16 */
+    assert_memory_equal(map.extents, EXTENTS, sizeof EXTENTS);
+    assert_memory_equal(map.strides, STRIDES, sizeof STRIDES);
+    assert_memory_equal(map.box, BOX, sizeof BOX);
+
+    view.is_bf16 = true;
+    view.extents[0] = 72;
+    view.box_chunks = 1;
+    assert_int_equal(loom__map_encode(&DRIVER, &view, &map), 0);
+    static const uint64_t WHOLE[] = {72, 100, 1, 5, 3};
+    static const uint32_t ONE_BOX[] = {64, 80, 1, 1, 1};
+    assert_int_equal(map.type, 9);
+    assert_memory_equal(map.extents, WHOLE, sizeof WHOLE);
+    assert_memory_equal(map.strides, STRIDES, sizeof STRIDES);
+    assert_memory_equal(map.box, ONE_BOX, sizeof ONE_BOX);
 }
 
 /* A tensor that has no map takes the next variant, and without one is refused by name. */
@@ -1009,6 +1045,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_empty, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_variants, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_maps, rig_setup, rig_teardown),
+        cmocka_unit_test(test_map_of_boxes),
         cmocka_unit_test_setup_teardown(test_maps_refused, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_maps_missing, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_promise, rig_setup, rig_teardown),

@@ -9,7 +9,8 @@ local schedule = require "schedule"
 
 local tests = {}
 
-local MAPS = {{tensor = "q", rows = 64}, {tensor = "k", rows = 128}, {tensor = "v", rows = 128}, {tensor = "o", rows = 64}}
+local MAPS = {{tensor = "q", rows = 64, chunks = 1}, {tensor = "k", rows = 128, chunks = 1}, {tensor = "v", rows = 96, chunks = 3},
+              {tensor = "o", rows = 64, chunks = 1}}
 
 -- Runs `body` with a hopper schedule and kernel of our own.
 local function with_hopper(body)
@@ -63,10 +64,10 @@ function tests.arguments_with_maps()
 typedef struct __align__(64) LoomMap { unsigned long long words[16]; } LoomMap;  // a tensor map of the TMA unit
 
 typedef struct LoomArgs {  // strides in elements
-    LoomMap q_map;  // boxes of 64 x 64
-    LoomMap k_map;  // boxes of 64 x 128
-    LoomMap v_map;  // boxes of 64 x 128
-    LoomMap o_map;  // boxes of 64 x 64
+    LoomMap q_map;  // 1 box(es) of 64 x 64
+    LoomMap k_map;  // 1 box(es) of 64 x 128
+    LoomMap v_map;  // 3 box(es) of 64 x 96
+    LoomMap o_map;  // 1 box(es) of 64 x 64
     unsigned short *o;
     float *lse;
     long long lse_stride_batch;
@@ -90,16 +91,18 @@ typedef struct LoomArgs {  // strides in elements
     for i, map in ipairs(MAPS) do
         local row = rows.rows[i]
         equal(row.offset, 128 * (i - 1))
-        equal(table.concat({row.type, row.source, row.rows}, " "), ("map %s.map %d"):format(map.tensor, map.rows))
+        equal(table.concat({row.type, row.source, row.rows, row.chunks}, " "),
+            ("map %s.map %d %d"):format(map.tensor, map.rows, map.chunks))
     end
     equal(rows.rows[5].source, "o.data")
     equal(rows.rows[5].offset, 512)
     equal(rows.rows[5].rows, nil)
+    equal(rows.rows[5].chunks, nil)
 end
 
 -- What a map replaces is a tensor's own; all else of a backward stays.
 function tests.arguments_with_one_map()
-    local fields = abi.fields(problem.parse "fp16 d=64 backward", "backward", {}, {{tensor = "dq", rows = 32}})
+    local fields = abi.fields(problem.parse "fp16 d=64 backward", "backward", {}, {{tensor = "dq", rows = 32, chunks = 2}})
     local text = abi.struct(fields)
     for _, word in ipairs {"LoomMap dq_map;", " *dq;", "*q;", "q_stride_seq", "dk_stride_seq"} do
         assert(text:find(word, 1, true), word)
@@ -128,6 +131,22 @@ function tests.hopper_variants()
         equal(plan.kernels[2].args.rows[1].source, "q.data")
         assert(plan.kernels[1].key:find("variant tma\nschedule own\ntarget hopper\narch sm_90a\n", 1, true), plan.kernels[1].key)
     end)
+end
+
+-- One copy moves all boxes of a row of q, k or v where none reaches past the head dim; O is stored by single boxes.
+function tests.maps_of_hopper()
+    for text, wanted in pairs {["d=64"] = "1 1 1 1", ["d=128"] = "2 2 2 1", ["d=256"] = "4 4 4 1", ["d=192:128"] = "3 3 2 1",
+                               ["d=64:72"] = "1 1 1 1", ["d=80:192"] = "1 1 3 1", ["d=16"] = "1 1 1 1"} do
+        local plan = must_plan {problem = "bf16 " .. text, target = "hopper", arch = "sm_90", alignment = 16}
+        local tile_q, tile_k = plan.schedule:match "^tile=(%d+)x(%d+) "
+        local rows, found = {tile_q, tile_k, tile_k, "64"}, {}
+        for i, tensor in ipairs {"q", "k", "v", "o"} do
+            local row = plan.kernels[1].args.rows[i]
+            equal(row.source .. " " .. row.rows, tensor .. ".map " .. rows[i])
+            found[i] = row.chunks
+        end
+        equal(text .. ": " .. table.concat(found, " "), text .. ": " .. wanted)
+    end
 end
 
 -- A kernel of target mma is one entry of the cache, whatever plan has it.
