@@ -271,10 +271,10 @@ local function chunks(depth) return (depth + BOX_COLUMNS - 1) // BOX_COLUMNS end
 -- Of these, those that one copy moves: all, where none reaches past the head dim.
 local function box_chunks(dim) return dim % BOX_COLUMNS == 0 and dim // BOX_COLUMNS or 1 end
 
--- f32 or pairs a consumer holds through the main loop: O, S, P of two tiles, queries.
+-- f32 or pairs a consumer holds through the main loop: O, S, P of one or two tiles, queries.
 function kernel.hopper_accumulators(problem, s)
     local d, dv = head_dims(problem)
-    return dv // 2 + s.tile_k // 2 + 2 * (s.tile_k // 4) + (s.q_registers == 1 and d // 4 or 0)
+    return dv // 2 + s.tile_k // 2 + s.p_sets * (s.tile_k // 4) + (s.q_registers == 1 and d // 4 or 0)
 end
 
 local function hopper_shared(problem, s)
@@ -318,6 +318,8 @@ function hopper.forward(problem, s)
             {"stages", s.stages, "buffers of keys and values"},
             {"q_buffers", s.q_buffers, "buffers of queries"},
             {"q_registers", s.q_registers, "1: queries stay in registers"},
+            {"p_sets", s.p_sets, "2: P of neighbouring tiles in registers of their own"},
+            {"ping_pong", s.ping_pong, "1: warpgroups take turns in starting products"},
             {"q_bytes", shared[1][2] // s.q_buffers, "of a buffer of queries"},
             {"k_bytes", shared[2][2] // s.stages, "of a tile of keys"},
             {"v_bytes", shared[3][2] // s.stages, "of a tile of values"},

@@ -35,6 +35,8 @@ local KEYS = {
             {"stages", "buffers of keys and values"},
             {"q_buffers", "buffers of queries, 1 or 2"},
             {"q_registers", "1: queries are kept in registers, 0: read from shared memory at each use"},
+            {"p_sets", "2: a product with P runs under the exponentials of the next tile, 1: before them"},
+            {"ping_pong", "1: warpgroups take turns in starting products, 0: each starts when it is ready"},
         },
     },
     host = {forward = {}, backward = {}},
@@ -46,6 +48,18 @@ local function host_tiles()
         list[i] = {tile_q = tile[1], tile_k = tile[2]}
     end
     return list
+end
+
+-- As many stages as shared memory holds, up to HOPPER_MOST_STAGES.
+local HOPPER_MOST_STAGES = 6
+local function most_stages(problem, s, a)
+    while s.stages < HOPPER_MOST_STAGES do
+        s.stages = s.stages + 1
+        if kernel.smem_bytes(problem, "forward", "hopper", s) > a.smem_block_bytes then
+            s.stages = s.stages - 1
+            return
+        end
+    end
 end
 
 -- Sets of choices to rank, in order of preference where the cost is equal.
@@ -83,15 +97,15 @@ local SPACE = {
         end,
     },
     hopper = {
-        forward = function()
+        forward = function(problem, a)
             local list = {}
-            for _, tile in ipairs {{128, 128}, {192, 64}, {192, 80}, {128, 112}, {128, 96}, {128, 80}, {128, 64}, {256, 64}, {192, 96}, {192, 128}} do
-                for stages = 2, 6 do
-                    for q_buffers = 2, 1, -1 do
-                        for q_registers = 0, 1 do
-                            list[#list + 1] = {tile_q = tile[1], tile_k = tile[2], stages = stages, q_buffers = q_buffers,
-                                               q_registers = q_registers}
-                        end
+            for _, tile in ipairs {{128, 128}, {128, 96}, {128, 80}, {128, 64}, {192, 128}, {192, 96}, {192, 80}, {192, 64}, {256, 64}} do
+                for _, queries in ipairs {{2, 0}, {1, 0}, {1, 1}} do
+                    for p_sets = 2, 1, -1 do
+                        local s = {tile_q = tile[1], tile_k = tile[2], stages = 2, q_buffers = queries[1], q_registers = queries[2],
+                                   p_sets = p_sets, ping_pong = 0}
+                        most_stages(problem, s, a)
+                        list[#list + 1] = s
                     end
                 end
             end
@@ -176,8 +190,12 @@ local RULES = {
             return ("tile_k %d is not a multiple of 16 up to 256"):format(s.tile_k)
         end},
         {nil, function(s)
-            if s.stages >= 2 and (s.q_buffers == 1 or s.q_buffers == 2) and s.q_registers <= 1 then return nil end
-            return ("stages %d, q_buffers %d, q_registers %d: at least 2, 1 or 2, 0 or 1"):format(s.stages, s.q_buffers, s.q_registers)
+            if s.stages >= 2 and (s.q_buffers == 1 or s.q_buffers == 2) and s.q_registers <= 1 and (s.p_sets == 1 or s.p_sets == 2)
+                and s.ping_pong <= 1 then
+                return nil
+            end
+            return ("stages=%d q_buffers=%d q_registers=%d p_sets=%d ping_pong=%d: at least 2, 1 or 2, 0 or 1, 1 or 2, 0 or 1"):format(
+                s.stages, s.q_buffers, s.q_registers, s.p_sets, s.ping_pong)
         end},
         {nil, function(s, problem, pass)
             local needed, limit = kernel.hopper_accumulators(problem, s) + HOPPER_OTHER_REGISTERS, kernel.hopper_registers(s)[2]
@@ -312,7 +330,7 @@ end
 
 function schedule.choose(problem, pass, target, a, forced)
     local candidates, best = {}, nil
-    for i, s in ipairs(SPACE[target][pass](problem)) do
+    for i, s in ipairs(SPACE[target][pass](problem, a)) do
         local row = {values = s, text = schedule.text(target, pass, s), rejected = rejection(s, problem, pass, target, a)}
         if not row.rejected then
             row.cost = COST[target][pass](problem, s, a)

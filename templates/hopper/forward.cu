@@ -224,6 +224,9 @@ typedef struct Consumer {
     unsigned k, v;            // operands in stage 0
     float to_log2;            // from units of S to powers of 2
     int row;                  // of the sequence, this thread's first; the second is row + 8
+//@ if c.ping_pong == 1 then
+    int warpgroup;
+//@ end
 } Consumer;
 
 // S = Q K^T of the warpgroup.
@@ -380,10 +383,16 @@ static __device__ __forceinline__ bool any_of_row(bool condition) {
     return quad & 15;
 }
 
+//@ local q_type = c.q_registers == 1 and "const unsigned (&q)[depth_qk / 4]" or "unsigned q"
+//@ if c.p_sets == 2 then
 // A full tile: starts S of this tile and O += P V of the one before, whose product runs under the exponentials. Returns
 // what the producer tells of the tile.
-//@ local q_type = c.q_registers == 1 and "const unsigned (&q)[depth_qk / 4]" or "unsigned q"
 static __device__ __forceinline__ unsigned full_tile(float (&o)[depth_v / 2], unsigned (&p)[tile_k / 4], const unsigned (&p_before)[tile_k / 4],
+//@ else
+// A full tile: S of this tile and O += P V of the one before, then the exponentials. Returns what the producer tells of the
+// tile.
+static __device__ __forceinline__ unsigned full_tile(float (&o)[depth_v / 2], unsigned (&p)[tile_k / 4],
+//@ end
 //@ text("                                                     Rows *rows, " .. q_type .. ", const Consumer *consumer, const Work *work, Stage stage, int stage_before) {")
     const unsigned smem = consumer->smem;
     const float to_log2 = consumer->to_log2;
@@ -394,9 +403,24 @@ static __device__ __forceinline__ unsigned full_tile(float (&o)[depth_v / 2], un
 //@ if has_score then
     const int tile = consumer->tiles[stage.index].index;
 //@ end
+//@ if c.ping_pong == 1 then
+    turn_take(consumer->warpgroup);
+//@ end
     start_qk(s, q, k);
+//@ if c.p_sets == 2 then
     start_pv(o, p_before, v);
+//@ else
+    start_pv(o, p, v);
+//@ end
+//@ if c.ping_pong == 1 then
+    turn_give(consumer->warpgroup);
+//@ end
+//@ if c.p_sets == 2 then
     wgmma_wait<1>();
+//@ else
+    wgmma_wait<0>();
+    if (threadIdx.x % 32 == 0) barrier_arrive(bar_v_empty(smem, stage_before));
+//@ end
     if (threadIdx.x % 32 == 0) barrier_arrive(bar_k_empty(smem, stage.index));
 //@ if has_score then
     score_tile(s, consumer->args, work, work->q_start + consumer->row, work->k_start + tile * tile_k + threadIdx.x % 4 * 2);
@@ -417,9 +441,11 @@ static __device__ __forceinline__ unsigned full_tile(float (&o)[depth_v / 2], un
     }
     const bool over[2] = {!(part[0] < most_p), !(part[1] < most_p)};
     const bool any_over = __any_sync(~0u, over[0] || over[1]);
-    barrier_wait(bar_v_full(smem, stage.index), stage.parity);  // needed next; keeps the wait below behind the exponentials
-    wgmma_wait<0>();
+    barrier_wait(bar_v_full(smem, stage.index), stage.parity);  // needed next
+//@ if c.p_sets == 2 then
+    wgmma_wait<0>();  // kept behind the exponentials by the wait above
     if (threadIdx.x % 32 == 0) barrier_arrive(bar_v_empty(smem, stage_before));
+//@ end
     if (any_over) {
         const bool may_move[2] = {any_of_row(over[0]), any_of_row(over[1])};
         float rescale[2];
@@ -492,6 +518,10 @@ static __device__ __forceinline__ void hand_over(const float (&o)[depth_v / 2], 
     const Rounds rounds = rounds_of(args);
     Stage stage = {0, 0};
     int turn = 0;
+//@ if c.ping_pong == 1 then
+    consumer.warpgroup = warpgroup;
+    if (warpgroup == warpgroups - 1) turn_give(warpgroup);  // the first warpgroup begins
+//@ end
     for (int round = 0; round < rounds.count; ++round) {
         Work work;
         if (!work_of(args, &rounds, uniform(round), &work)) continue;
@@ -528,6 +558,9 @@ static __device__ __forceinline__ void hand_over(const float (&o)[depth_v / 2], 
 //@ end
         bool pending = false;  // P V of the tile before is still to be done
         int stage_before = 0;  // its stage
+//@ if c.ping_pong == 1 then
+        bool in_turn = false;  // others are at full tiles already
+//@ end
         unsigned what;
         do {
             barrier_wait(bar_k_full(smem, stage.index), stage.parity);
@@ -544,7 +577,13 @@ static __device__ __forceinline__ void hand_over(const float (&o)[depth_v / 2], 
                 }
             } else {
                 float s[tile_k / 2];
+//@ if c.ping_pong == 1 then
+                if (in_turn) turn_take(warpgroup);
+//@ end
                 start_qk(s, q, uniform(consumer.k + stage.index * (k_bytes / 16)));
+//@ if c.ping_pong == 1 then
+                if (in_turn) turn_give(warpgroup);
+//@ end
                 if (pending) start_pv(o, p, uniform(consumer.v + stage_before * (v_bytes / 16)));
                 wgmma_wait<0>();
                 if (lane == 0) {
@@ -587,8 +626,12 @@ static __device__ __forceinline__ void hand_over(const float (&o)[depth_v / 2], 
             }
             stage_before = stage.index;
             stage_next(&stage);
+//@ if c.ping_pong == 1 then
+            in_turn = !(what & more_partial);
+//@ end
         } while ((what & more_partial) || (!pending && !(what & is_last)));
 
+//@ if c.p_sets == 2 then
         // [3] full tiles; P of neighbours has places of its own, since one is read while the other is made
         unsigned p_other[tile_k / 4];
         for (;;) {
@@ -607,6 +650,15 @@ static __device__ __forceinline__ void hand_over(const float (&o)[depth_v / 2], 
             stage_before = stage.index;
             stage_next(&stage);
         }
+//@ else
+        // [3] full tiles
+        while (!(what & is_last)) {
+            what = full_tile(o, p, &rows, q, &consumer, &work, stage, stage_before);
+            stage_before = stage.index;
+            stage_next(&stage);
+        }
+        if (pending) finish_pv(o, p, &consumer, stage_before);
+//@ end
 
         // [4] O and LSE
         Work done;

@@ -20,3 +20,14 @@ static __device__ __forceinline__ void barrier_arrive(unsigned barrier) {
 static __device__ __forceinline__ void barrier_expect(unsigned barrier, int bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
+//@ if c.ping_pong == 1 then
+
+// Warpgroups take turns in starting products, so that the exponentials of one run under the products of another.
+static __device__ __forceinline__ void turn_take(int warpgroup) {
+    asm volatile("barrier.cta.sync %0, 256;" ::"r"(1 + warpgroup) : "memory");
+}
+
+static __device__ __forceinline__ void turn_give(int warpgroup) {
+    asm volatile("barrier.cta.arrive %0, 256;" ::"r"(1 + (warpgroup + 1 == warpgroups ? 0 : warpgroup + 1)) : "memory");
+}
+//@ end
