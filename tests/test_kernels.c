@@ -104,6 +104,11 @@ static const struct spill {
      "d=128 causal, 4096 keys: 184 against 179 of 32x128 rows=16 and 159 of 32x64 rows=16"},
     {"mma", "forward", "tile=128x32 warps=4 ", 44, "d=128: 316 against 289 of 64x64"},
     {"mma", "forward", "tile=128x64 warps=4 ", 64, "d=128: 338 against 316 of 128x32 and 289 of 64x64"},
+    /* These wait for a sweep. The producer's values are few reads a tile, the consumers' are what costs. */
+    {"hopper", "forward", "tile=192x80 stages=4 q_buffers=1 q_registers=0 p_sets=2 ", 64, "d=96: consumers, 5 values; d=80: producer"},
+    {"hopper", "forward", "tile=192x80 stages=4 q_buffers=1 q_registers=0 p_sets=1 ", 24, "d=128: producer, masks with params"},
+    {"hopper", "forward", "tile=128x96 ", 52, "d=192: producer"},
+    {"hopper", "forward", "tile=128x80 ", 60, "d=256: producer, and 3 values of consumers"},
 };
 
 static loom_context *context;
