@@ -295,8 +295,9 @@ local function hopper_shared(problem, s)
     end
     shared[#shared + 1] = {"barriers", 8 * ((problem.mask and 5 or 4) * s.stages + 2 * s.q_buffers + s.tile_q // 64 + 1), "of stages, of buffers of q, of O"}
     shared[#shared + 1] = {"tiles", 8 * s.stages, "[stages] what the producer tells of a tile"}
+    shared[#shared + 1] = {"works", 8 * 32, "[work_places] what the producer tells of a work"}
     local spans = functions.uses(problem).num_spans
-    shared[#shared + 1] = {"producer", 64 + (spans and s.tile_q // 64 * spans * 16 or 0), "its work, and the spans of tiles it visits"}
+    shared[#shared + 1] = {"producer", 16 + (spans and s.tile_q // 64 * spans * 16 or 0), "its rounds, and the spans of tiles it visits"}
     if problem.mask then shared[#shared + 1] = {"values", s.stages * (12 + 2 * 64), "[stages] what is known of a tile's values"} end
     return shared
 end
