@@ -259,11 +259,10 @@ local hopper = {}
 local BOX_COLUMNS, BOX_ROW_BYTES = 64, 128 -- of what one TMA instruction copies
 local WARPGROUP = 128                      -- threads
 
--- Registers a thread of the producer and of a consumer, by the number of consumer warpgroups: with 128 threads each they
--- fill the multiprocessor, and ptxas takes multiples of 8.
-local HOPPER_REGISTERS = {{24, 240}, {24, 240}, {32, 160}, {24, 112}}
-
-function kernel.hopper_registers(s) return HOPPER_REGISTERS[s.tile_q // 64] end
+-- Registers a thread of the producer's warpgroup and of a consumer, by the number of consumer warpgroups: they share out
+-- what the block is launched with. Two consumers leave the producer more where they can spare it.
+local HOPPER_REGISTERS = {{40, 232}, {40, 232}, {32, 160}, {24, 112}}
+local HOPPER_FULL_REGISTERS, HOPPER_FULL_ACCUMULATORS = {24, 240}, 185
 
 -- Boxes side by side that hold a row of `depth` columns.
 local function chunks(depth) return (depth + BOX_COLUMNS - 1) // BOX_COLUMNS end
@@ -275,6 +274,11 @@ local function box_chunks(dim) return dim % BOX_COLUMNS == 0 and dim // BOX_COLU
 function kernel.hopper_accumulators(problem, s)
     local d, dv = head_dims(problem)
     return dv // 2 + s.tile_k // 2 + s.p_sets * (s.tile_k // 4) + (s.q_registers == 1 and d // 4 or 0)
+end
+
+function kernel.hopper_registers(problem, s)
+    if s.tile_q <= 128 and kernel.hopper_accumulators(problem, s) >= HOPPER_FULL_ACCUMULATORS then return HOPPER_FULL_REGISTERS end
+    return HOPPER_REGISTERS[s.tile_q // 64]
 end
 
 local function hopper_shared(problem, s)
@@ -291,15 +295,16 @@ local function hopper_shared(problem, s)
     end
     shared[#shared + 1] = {"barriers", 8 * ((problem.mask and 5 or 4) * s.stages + 2 * s.q_buffers + s.tile_q // 64 + 1), "of stages, of buffers of q, of O"}
     shared[#shared + 1] = {"tiles", 8 * s.stages, "[stages] what the producer tells of a tile"}
+    shared[#shared + 1] = {"works", 8 * 32, "[work_places] what the producer tells of a work"}
     local spans = functions.uses(problem).num_spans
-    shared[#shared + 1] = {"producer", 64 + (spans and s.tile_q // 64 * spans * 16 or 0), "its work, and the spans of tiles it visits"}
+    shared[#shared + 1] = {"producer", 16 + (spans and s.tile_q // 64 * spans * 16 or 0), "its rounds, and the spans of tiles it visits"}
     if problem.mask then shared[#shared + 1] = {"values", s.stages * (12 + 2 * 64), "[stages] what is known of a tile's values"} end
     return shared
 end
 
 function hopper.forward(problem, s)
     local d, dv = head_dims(problem)
-    local registers = kernel.hopper_registers(s)
+    local registers = kernel.hopper_registers(problem, s)
     local shared = hopper_shared(problem, s)
     return {
         name = "forward", template = "hopper/forward.cu", calls = {keys = true}, title = "O = softmax(S) V, LSE = ln(sum exp S)",

@@ -198,7 +198,7 @@ local RULES = {
                 s.stages, s.q_buffers, s.q_registers, s.p_sets, s.ping_pong)
         end},
         {nil, function(s, problem, pass)
-            local needed, limit = kernel.hopper_accumulators(problem, s) + HOPPER_OTHER_REGISTERS, kernel.hopper_registers(s)[2]
+            local needed, limit = kernel.hopper_accumulators(problem, s) + HOPPER_OTHER_REGISTERS, kernel.hopper_registers(problem, s)[2]
             if needed <= limit then return nil end
             return ("needs about %d registers a thread, %d consumer warpgroups leave %d"):format(needed, s.tile_q // 64, limit)
         end},

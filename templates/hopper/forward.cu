@@ -38,8 +38,6 @@ constexpr float unset = -3.40282347e38f;  // reference of a row that has seen no
 
 //@ part("exp2")
 
-//@ part("here")
-
 //@ part("seen", {tiles = 1, columns = c.seen_columns, along = "keys"})
 
 // log2 x of the special function unit: absolute error 2^-22.
@@ -58,6 +56,10 @@ typedef struct Tile {
     unsigned what;  // classes, 2 bits a warpgroup, and the bits below
 } Tile;
 constexpr unsigned more_partial = 1u << 16, is_last = 1u << 17, classes_mask = 0xff;
+
+// The producer tells the others of the works of the block before it loads their queries; tile -1 ends them. It is at
+// most four works ahead of the storer.
+constexpr int work_places = 8;
 
 // A stage of the ring of keys and values, and the parity of the present turn.
 typedef struct Stage {
@@ -102,6 +104,14 @@ static __device__ __forceinline__ void load_q(const LoomArgs *args, const Work *
     }
 }
 
+// Tells that there is no further work.
+static __device__ __forceinline__ void end_works(unsigned smem, Work *works, int turn) {
+    const int buffer = turn % q_buffers;
+    barrier_wait(bar_q_empty(smem, buffer), (turn / q_buffers & 1) ^ 1);
+    works[turn % work_places].tile = -1;
+    barrier_arrive(bar_q_full(smem, buffer));
+}
+
 //@ part("kv_tile")
 
 //@ if has_mask then
@@ -117,7 +127,6 @@ static __device__ __forceinline__ void load_values_of(unsigned smem, const LoomA
 
 // What the producer keeps in shared memory, as it has few registers.
 typedef struct Producer {
-    Work work;
     Rounds rounds;
 //@ if walk == "range" then
     Spans spans[warpgroups * num_spans];
@@ -125,17 +134,17 @@ typedef struct Producer {
 } Producer;
 
 //@ local values = has_mask and ", values" or ""
-//@ text("static __device__ __forceinline__ void produce(const LoomArgs *args, unsigned smem, Tile *tiles, Producer *own" .. (has_mask and ", Values *values" or "") .. ") {")
+//@ text("static __device__ __forceinline__ void produce(const LoomArgs *args, unsigned smem, Tile *tiles, Work *works, Producer *own" .. (has_mask and ", Values *values" or "") .. ") {")
     const bool leader = threadIdx.x % 32 == 0;
     if (leader) own->rounds = rounds_of(args);
     __syncwarp();
-    const Work *work = &own->work;
     Stage stage = {0, 1};
     int turn = 0;
     for (int round = 0; round < own->rounds.count; ++round) {
         Work next_work;
         if (!work_of(args, &own->rounds, round, &next_work)) continue;
-        if (leader) own->work = next_work;
+        Work *work = &works[turn % work_places];
+        if (leader) *work = next_work;
         __syncwarp();
 //@ if walk == "range" then
         Walk walk = walk_begin(args, work, own->spans);
@@ -170,26 +179,24 @@ typedef struct Producer {
         __syncwarp();
         ++turn;
     }
-//@ if has_mask then
     if (leader) {
+        end_works(smem, works, turn);
+//@ if has_mask then
         barrier_wait(bar_v_empty(smem, stage.index), stage.parity);
         values[stage.index].what = search_ends;
         barrier_arrive(bar_v_full(smem, stage.index));
-    }
 //@ end
+    }
 }
 
 // -- Storer: one warp writes O ------------------------------------------------------------------------------------
 
-static __device__ __forceinline__ void store(const LoomArgs *args, unsigned smem) {
-    const Rounds rounds = rounds_of(args);
-    int turn = 0;
-    for (int round = 0; round < rounds.count; ++round) {
-        Work work;
-        if (!work_of(args, &rounds, round, &work)) continue;
+static __device__ __forceinline__ void store(const LoomArgs *args, unsigned smem, const Work *works) {
+    for (int turn = 0;; ++turn) {
+        const Work *work = &works[turn % work_places];
         for (int w = 0; w < warpgroups; ++w) {
             barrier_wait(bar_o_full(smem, w), turn & 1);
-            if (threadIdx.x % 32) continue;
+            if (threadIdx.x % 32 || work->tile < 0) continue;
 #pragma unroll
             for (int i = 0; i < chunks_v; ++i) {
 //@ if c.q_registers == 1 then
@@ -197,10 +204,11 @@ static __device__ __forceinline__ void store(const LoomArgs *args, unsigned smem
 //@ else
                 const unsigned from = smem + smem_q + turn % q_buffers * q_bytes + i * tile_q * 128 + 8192 * w;
 //@ end
-                store_box(&args->o_map, from, 64 * i, work.tile * tile_q + 64 * w, work.head, work.batch);
+                store_box(&args->o_map, from, 64 * i, work->tile * tile_q + 64 * w, work->head, work->batch);
             }
             stores_commit();
         }
+        if (work->tile < 0) break;
         if (threadIdx.x % 32 == 0) {
             stores_read();
 //@ if c.q_registers == 1 then
@@ -210,7 +218,6 @@ static __device__ __forceinline__ void store(const LoomArgs *args, unsigned smem
 //@ end
         }
         __syncwarp();
-        ++turn;
     }
 }
 
@@ -501,7 +508,7 @@ static __device__ __forceinline__ void hand_over(const float (&o)[depth_v / 2], 
     if (lane == 0) barrier_arrive(bar_o_full(smem, warpgroup));
 }
 
-//@ text("static __device__ __forceinline__ void consume(const LoomArgs *args, unsigned smem, const Tile *tiles" .. (has_mask and ", const Values *values" or "") .. ") {")
+//@ text("static __device__ __forceinline__ void consume(const LoomArgs *args, unsigned smem, const Tile *tiles, const Work *works" .. (has_mask and ", const Values *values" or "") .. ") {")
     const int warpgroup = uniform(threadIdx.x / 128) - 1;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
     Consumer consumer;
@@ -515,22 +522,19 @@ static __device__ __forceinline__ void hand_over(const float (&o)[depth_v / 2], 
 //@ else
     consumer.to_log2 = args->scale * log2_e;
 //@ end
-    const Rounds rounds = rounds_of(args);
     Stage stage = {0, 0};
-    int turn = 0;
 //@ if c.ping_pong == 1 then
     consumer.warpgroup = warpgroup;
     if (warpgroup == warpgroups - 1) turn_give(warpgroup);  // the first warpgroup begins
 //@ end
-    for (int round = 0; round < rounds.count; ++round) {
-        Work work;
-        if (!work_of(args, &rounds, uniform(round), &work)) continue;
+    for (int turn = 0;; ++turn) {
+        // [1] queries
+        const int buffer = uniform(turn % q_buffers);
+        barrier_wait(bar_q_full(smem, buffer), turn / q_buffers & 1);
+        const Work work = works[turn % work_places];
+        if (uniform(work.tile) < 0) break;
         consumer.row = work.tile * tile_q + 64 * warpgroup + 16 * warp + lane / 4;
         stage.index = uniform(stage.index);
-
-        // [1] queries
-        const int buffer = turn % q_buffers;
-        barrier_wait(bar_q_full(smem, buffer), turn / q_buffers & 1);
 //@ if c.q_registers == 1 then
         unsigned q[depth_qk / 4];
 #pragma unroll
@@ -552,10 +556,6 @@ static __device__ __forceinline__ void hand_over(const float (&o)[depth_v / 2], 
         for (int i = 0; i < depth_v / 2; ++i) o[i] = 0;
 
         // [2] partial tiles, and full ones until there is a P to go on with
-//@ if walk == "range" then
-        Span keys[2][num_spans];  // columns that this thread's rows see
-        const bool exact = keys_of_row(args, &work, consumer.row, keys[0]) & keys_of_row(args, &work, consumer.row + 8, keys[1]);
-//@ end
         bool pending = false;  // P V of the tile before is still to be done
         int stage_before = 0;  // its stage
 //@ if c.ping_pong == 1 then
@@ -585,6 +585,13 @@ static __device__ __forceinline__ void hand_over(const float (&o)[depth_v / 2], 
                 if (in_turn) turn_give(warpgroup);
 //@ end
                 if (pending) start_pv(o, p, uniform(consumer.v + stage_before * (v_bytes / 16)));
+//@ if walk == "range" then
+                Span keys[2][num_spans];  // columns that this thread's rows see, found while the products run
+                bool exact = true;
+                if (tile_class == 1) {
+                    exact = keys_of_row(args, &work, consumer.row, keys[0]) & keys_of_row(args, &work, consumer.row + 8, keys[1]);
+                }
+//@ end
                 wgmma_wait<0>();
                 if (lane == 0) {
                     barrier_arrive(bar_k_empty(smem, stage.index));
@@ -661,19 +668,18 @@ static __device__ __forceinline__ void hand_over(const float (&o)[depth_v / 2], 
 //@ end
 
         // [4] O and LSE
-        Work done;
-        work_of(args, &rounds, here(round), &done);  // anew: kept, it would hold registers all the while
         float inverse[2];
-        end_rows(args, &done, &rows, done.tile * tile_q + 64 * warpgroup + 16 * warp + lane / 4, inverse);
+        end_rows(args, &works[turn % work_places], &rows, consumer.row, inverse);  // of the work anew: kept, it would hold registers
         hand_over(o, inverse, smem, warpgroup, turn);
-        ++turn;
     }
+    if (lane == 0) barrier_arrive(bar_o_full(smem, warpgroup));  // the storer sees that the works have ended
 }
 
 extern "C" __global__ void __launch_bounds__(threads, 1) ${symbol}(const __grid_constant__ LoomArgs args) {
     extern __shared__ __align__(1024) unsigned char shared[];
     const unsigned smem = (unsigned)__cvta_generic_to_shared(shared);
     Tile *tiles = (Tile *)(shared + smem_tiles);
+    Work *works = (Work *)(shared + smem_works);
     if (threadIdx.x == 0) {
         prefetch_map(&args.q_map);
         prefetch_map(&args.k_map);
@@ -709,17 +715,17 @@ extern "C" __global__ void __launch_bounds__(threads, 1) ${symbol}(const __grid_
         Values *values = (Values *)(shared + smem_values);
 //@ end
         const int warp = threadIdx.x / 32;
-//@ text("if (warp == 0) produce(&args, smem, tiles, (Producer *)(shared + smem_producer)" .. values .. ");")
-        if (warp == 1) store(&args, smem);
+//@ text("if (warp == 0) produce(&args, smem, tiles, works, (Producer *)(shared + smem_producer)" .. values .. ");")
+        if (warp == 1) store(&args, smem, works);
 //@ if has_mask then
         if (warp >= 2) search(&args, smem, values);
 //@ end
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 ${c.consumer_registers};");
 //@ if has_mask then
-        consume(&args, smem, tiles, (const Values *)(shared + smem_values));
+        consume(&args, smem, tiles, works, (const Values *)(shared + smem_values));
 //@ else
-        consume(&args, smem, tiles);
+        consume(&args, smem, tiles, works);
 //@ end
     }
 }
