@@ -55,7 +55,7 @@ typedef struct Tile {
     int index;
     unsigned what;  // classes, 2 bits a warpgroup, and the bits below
 } Tile;
-constexpr unsigned more_partial = 1u << 16, is_last = 1u << 17, classes_mask = 0xff;
+constexpr unsigned more_partial = 1u << 16, is_last = 1u << 17;
 
 // The producer tells the others of the works of the block before it loads their queries; tile -1 ends them. It is at
 // most four works ahead of the storer.
