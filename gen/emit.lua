@@ -121,11 +121,37 @@ local function param_lines(problem)
     return table.concat(lines, "\n")
 end
 
+-- What a launcher puts into the arguments of a kernel with tensor maps: {name=, map = whether it encodes it, and then
+-- tensor=, dim=, seq=, heads=, rows=, chunks=}; all else it takes over from its own arguments.
+local function packing(problem, k)
+    local list, maps = {}, {}
+    for _, map in ipairs(k.maps) do maps[map.tensor .. "_map"] = map end
+    for i, field in ipairs(abi.fields(problem, k.pass, k.workspace, k.maps)) do
+        local map = maps[field.name]
+        list[i] = {name = field.name, map = map ~= nil}
+        if map then
+            local tensor = map.tensor
+            local of_keys, of_values = tensor:find "^d?[kv]$", tensor == "v" or tensor == "o" or tensor == "dv" or tensor == "dout"
+            list[i].tensor, list[i].dim = tensor, of_values and problem.dv or problem.d
+            list[i].seq, list[i].heads = of_keys and "seq_k" or "seq_q", of_keys and "heads_kv" or "heads_q"
+            list[i].rows, list[i].chunks = map.rows, map.chunks
+        end
+    end
+    return list
+end
+
 function emit.standalone(plan, list, pass, read)
-    local p, sources = plan.problem, {}
-    for i, k in ipairs(list) do sources[i] = emit.source(plan, k, read) end
+    local p, sources, packings = plan.problem, {}, {}
+    for i, k in ipairs(list) do
+        sources[i] = emit.source(plan, k, read)
+        packings[i] = k.maps and packing(p, k)
+    end
     return template.render("mma/standalone.cu", read, {
         version = plan.version, problem = p, arch = plan.arch, dtype = p.dtype, pass = pass, list = list, sources = sources,
+        packings = packings, has_maps = list[1].maps ~= nil,
+        -- code of sm_90a alone: nvcc -arch=sm_90a may add code of sm_90, which lacks its instructions
+        nvcc_arch = list[1].maps and ("-gencode arch=compute_%s,code=sm_%s"):format(list[1].arch:sub(4), list[1].arch:sub(4))
+            or "-arch=" .. list[1].arch,
         command = ("attnloom emit \"%s\" --standalone --target %s --arch %s --pass %s --schedule \"%s\""):format(
             p.text, plan.target, plan.arch.name, pass, list[1].schedule),
         has_mask = p.mask ~= nil, has_score = p.score ~= nil,

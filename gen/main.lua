@@ -231,10 +231,6 @@ function main.standalone(request)
     for _, k in ipairs(plan.kernels) do
         if k.pass == pass and k.variant == (list[1] or k).variant then list[#list + 1] = k end
     end
-    if list[1].maps then
-        return fail("UNSUPPORTED", "target", "kernels of target %s take tensor maps, which the library encodes; target mma has "
-            .. "standalone files", list[1].target)
-    end
     return emit.standalone(plan, list, pass, read_template)
 end
 
