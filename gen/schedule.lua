@@ -267,8 +267,21 @@ local function host_cost(problem, pass, s)
     return 4096 * (products + loads + edge + spilled) / HOST_LANES
 end
 
+-- Hopper: cycles of a multiprocessor for 64 x 64 elements: products, exponentials as far as they do not run under them,
+-- operands that pass through the L2 cache, waits once a tile, and the start and end of a work, shared out over its tiles.
+local HOPPER_PRODUCTS, HOPPER_EXPONENTIALS, HOPPER_L2_BYTES = 2048, 16, 40 -- of a cycle: multiply-adds, values, bytes
+local HOPPER_KEYS = 2048                                                   -- that a work typically has
+
 local function hopper_forward_cost(problem, s)
-    return 4096 * 1e4 / (s.tile_q * s.tile_k) / s.stages
+    local elements = s.tile_q * s.tile_k
+    local products = elements * (problem.d + problem.dv) / HOPPER_PRODUCTS
+    local exponentials = elements / HOPPER_EXPONENTIALS
+    local hidden = s.p_sets == 2 and 0.7 or 0.3 * (s.tile_q // 64)
+    local busy = products + exponentials - math.min(hidden, 0.9) * math.min(products, exponentials)
+    local traffic = 2 * s.tile_k * (problem.d + problem.dv) / HOPPER_L2_BYTES
+    local waits = 250 + 400 / s.stages + (s.q_registers == 1 and 0 or 50)
+    local ends = (3000 + busy + (s.q_buffers == 1 and s.q_registers == 0 and 1500 or 0)) * s.tile_k / HOPPER_KEYS
+    return (math.max(busy, traffic) + waits + ends) * 4096 / elements
 end
 
 local COST = {

@@ -366,18 +366,25 @@ static __device__ __forceinline__ void rescale_o(float (&o)[depth_v / 2], const 
     for (int i = 0; i < depth_v / 2; ++i) o[i] *= rescale[i / 2 % 2];
 }
 
-// P of a tile and this thread's part of its row sums. Subtracted before it is scaled: at 1e11 a rounded product would no
-// longer cancel.
+// What is added to a scaled S to make an exponent of P; NaN where that is not exact enough, so that the row's sum tells.
+static __device__ __forceinline__ float exponent_base(float reference, float to_log2) {
+    const float scaled = reference * to_log2;
+    return fabsf(scaled) < most_exact ? -scaled - headroom : __int_as_float(0x7fc00000);
+}
+
+// P of a tile and this thread's part of its row sums. An exact row's reference is subtracted before the scale multiplies: at
+// 1e11 a rounded product would no longer cancel. The others get the same bits as in full_tile.
 static __device__ __forceinline__ void exponentials(const float (&s)[tile_k / 2], unsigned (&p)[tile_k / 4], const Rows *rows, float to_log2,
-                                                    float (&part)[2]) {
+                                                    const bool (&exact)[2], float (&part)[2]) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-        const float base = rows->reference[half];
+        const float reference = rows->reference[half];
+        const float subtracted = exact[half] ? reference : 0, base = exact[half] ? -headroom : exponent_base(reference, to_log2);
         part[half] = 0;
 #pragma unroll
         for (int j = 0; j < tile_k / 8; ++j) {
-            const float a = exp2_approx((s[4 * j + 2 * half] - base) * to_log2 - headroom);
-            const float b = exp2_approx((s[4 * j + 2 * half + 1] - base) * to_log2 - headroom);
+            const float a = exp2_approx(fmaf(s[4 * j + 2 * half] - subtracted, to_log2, base));
+            const float b = exp2_approx(fmaf(s[4 * j + 2 * half + 1] - subtracted, to_log2, base));
             part[half] += a + b;
             p[2 * j + half] = pack(a, b);
         }
@@ -435,8 +442,7 @@ static __device__ __forceinline__ unsigned full_tile(float (&o)[depth_v / 2], un
     float part[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-        const float scaled = rows->reference[half] * to_log2;
-        const float base = fabsf(scaled) < most_exact ? -scaled - headroom : __int_as_float(0x7fc00000);  // NaN: taken below
+        const float base = exponent_base(rows->reference[half], to_log2);
         part[half] = 0;
 #pragma unroll
         for (int j = 0; j < tile_k / 8; ++j) {
@@ -454,10 +460,10 @@ static __device__ __forceinline__ unsigned full_tile(float (&o)[depth_v / 2], un
     if (threadIdx.x % 32 == 0) barrier_arrive(bar_v_empty(smem, stage_before));
 //@ end
     if (any_over) {
-        const bool may_move[2] = {any_of_row(over[0]), any_of_row(over[1])};
+        const bool of_row[2] = {any_of_row(over[0]), any_of_row(over[1])};  // other rows keep what they have, bit by bit
         float rescale[2];
-        if (move_references(s, rows, rescale, to_log2, may_move, 0)) rescale_o(o, rescale);
-        exponentials(s, p, rows, to_log2, part);
+        if (move_references(s, rows, rescale, to_log2, of_row, 0)) rescale_o(o, rescale);
+        exponentials(s, p, rows, to_log2, of_row, part);
     }
     rows->sum[0] += part[0];
     rows->sum[1] += part[1];
@@ -612,10 +618,10 @@ static __device__ __forceinline__ void hand_over(const float (&o)[depth_v / 2], 
                     hide_by_mask(s, args, &work, consumer.row, column);
 //@ end
                 }
-                const bool may_move[2] = {true, true};
+                const bool both[2] = {true, true};
                 float rescale[2], part[2];
-                if (move_references(s, &rows, rescale, consumer.to_log2, may_move, slack)) rescale_o(o, rescale);
-                exponentials(s, p, &rows, consumer.to_log2, part);
+                if (move_references(s, &rows, rescale, consumer.to_log2, both, slack)) rescale_o(o, rescale);
+                exponentials(s, p, &rows, consumer.to_log2, both, part);
                 rows.sum[0] += part[0];
                 rows.sum[1] += part[1];
                 pending = true;
