@@ -107,9 +107,9 @@ static const struct spill {
     /* Schedules that wait for a sweep: the figures are what they spill now. */
     {"hopper", "forward", "tile=128x80 ", 28, "d=256: of the producer, and 3 values of a consumer"},
     {"hopper", "forward", "tile=128x96 ", 56, "d=192: of the producer"},
-    {"hopper", "forward", "tile=192x64 ", 12, "d=160"},
-    {"hopper", "forward", "tile=192x80 ", 56, "d=96: of a consumer; d=128 with params: of the producer"},
-    {"hopper", "forward", "tile=192x128 ", 16, "d=24..64"},
+    {"hopper", "forward", "tile=192x64 ", 16, "d=96 and 160: of the producer"},
+    {"hopper", "forward", "tile=192x80 ", 44, "d=128: of the producer, most with params"},
+    {"hopper", "forward", "tile=192x128 ", 32, "d=24 to 64: of the producer"},
 };
 
 static loom_context *context;
