@@ -238,6 +238,7 @@ static const struct {
      {"bf16 d=96:64 score={softcap(50)} backward deterministic", "--arch", "sm_80", "--pass", "backward"}},
     {"fp16_d64_document.cu",
      {"fp16 d=64 mask={doc[q] == doc[k]} params={doc: i32[seq_k]}", "--arch", "sm_86"}},
+    {"bf16_d128_causal_hopper.cu", {"bf16 d=128 causal", "--target", "hopper", "--arch", "sm_90"}},
     {"bf16_d64_causal_standalone.cu", {"bf16 d=64 causal", "--arch", "sm_80", "--standalone"}},
     {"fp32_d40_causal.c", {"fp32 d=40 causal backward", "--target", "host"}},
     {"bf16_d64_alibi_backward.c",
