@@ -722,7 +722,8 @@ static void test_maps(void **state) {
     assert_int_equal(q.interleave | q.fill, 0);
     assert_int_equal(q.swizzle, 3);   /* 128 bytes */
     assert_int_equal(q.promotion, 3); /* 256 bytes */
-    static const uint64_t EXTENTS[] = {16, 10, 1, 4, 2}, STRIDES[] = {4 * 16 * 2, 128, 16 * 2, 10 * 4 * 16 * 2};
+    static const uint64_t EXTENTS[] = {16, 10, 1, 4, 2},
+                          STRIDES[] = {4 * 16 * 2, 128, 16 * 2, 10 * 4 * 16 * 2};
     static const uint32_t BOX[] = {64, 64, 1, 1, 1};
     assert_memory_equal(q.extents, EXTENTS, sizeof EXTENTS);
     assert_memory_equal(q.strides, STRIDES, sizeof STRIDES);
@@ -748,7 +749,8 @@ static void test_maps(void **state) {
     b->args.k.stride[1] = 3;
     assert_ok(error, loom_forward(plan, &b->args, NULL, &error));
     q = map_of(l, 0), k = map_of(l, 1);
-    static const uint64_t ONE_HEAD[] = {4 * 16 * 2, 128, 16 * 2, 16 * 2}, ONE_KEY[] = {16 * 2, 128, 16 * 2, 16 * 2};
+    static const uint64_t ONE_HEAD[] = {4 * 16 * 2, 128, 16 * 2, 16 * 2},
+                          ONE_KEY[] = {16 * 2, 128, 16 * 2, 16 * 2};
     assert_memory_equal(q.strides, ONE_HEAD, sizeof ONE_HEAD);
     assert_memory_equal(k.strides, ONE_KEY, sizeof ONE_KEY);
 
@@ -787,8 +789,8 @@ static void test_maps(void **state) {
     loom_context_destroy(context);
 }
 
-/* A map of several boxes side by side splits the head dim; one of a single box holds all of it, and columns past its end
- * are the TMA unit's to leave out. */
+/* A map of several boxes side by side splits the head dim; one of a single box holds all of it, and columns
+ * past its end are the TMA unit's to leave out. */
 static void test_map_of_boxes(void **state) {
     (void)state;
     _Alignas(LOOM__MAP_ALIGNMENT) map_text map;
