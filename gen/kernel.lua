@@ -293,7 +293,7 @@ local function hopper_shared(problem, s)
     if s.q_registers == 1 then
         shared[#shared + 1] = {"o", s.tile_q * BOX_ROW_BYTES * chunks(dv), "[chunks_v][tile_q][64]"}
     end
-    shared[#shared + 1] = {"barriers", 8 * ((problem.mask and 5 or 4) * s.stages + 2 * s.q_buffers + s.tile_q // 64 + 1), "of stages, of buffers of q, of O"}
+    shared[#shared + 1] = {"barriers", 8 * ((problem.mask and 5 or 4) * s.stages + 2 * s.q_buffers + 2 * (s.tile_q // 64) + 1), "of stages, of buffers of q, of O"}
     shared[#shared + 1] = {"tiles", 8 * s.stages, "[stages] what the producer tells of a tile"}
     shared[#shared + 1] = {"works", 8 * 32, "[work_places] what the producer tells of a work"}
     local spans = functions.uses(problem).num_spans
@@ -334,7 +334,7 @@ function hopper.forward(problem, s)
         shared = shared,
         maps = {{tensor = "q", rows = s.tile_q, chunks = box_chunks(problem.d)}, {tensor = "k", rows = s.tile_k, chunks = box_chunks(problem.d)},
                 {tensor = "v", rows = s.tile_k, chunks = box_chunks(problem.dv)}, {tensor = "o", rows = 64, chunks = 1}},
-        phases = {"queries", "partial tiles", "full tiles", "O and LSE"},
+        phases = {"queries", "tiles of keys", "O and LSE"},
         grid = {heads = "heads_q", seq = "seq_q", rows = s.tile_q, persistent = 1},
     }
 end

@@ -197,6 +197,10 @@ local RULES = {
             return ("stages=%d q_buffers=%d q_registers=%d p_sets=%d ping_pong=%d: at least 2, 1 or 2, 0 or 1, 1 or 2, 0 or 1"):format(
                 s.stages, s.q_buffers, s.q_registers, s.p_sets, s.ping_pong)
         end},
+        {nil, function(s)
+            if s.ping_pong == 0 or s.tile_q > 64 then return nil end
+            return "ping_pong: tile_q 64 has one warpgroup, which has nobody to take turns with"
+        end},
         {nil, function(s, problem, pass)
             local needed, limit = kernel.hopper_accumulators(problem, s) + HOPPER_OTHER_REGISTERS, kernel.hopper_registers(problem, s)[2]
             if needed <= limit then return nil end

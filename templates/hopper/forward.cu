@@ -4,13 +4,12 @@
 constexpr float log2_e = 1.44269504f;
 constexpr float ln_2 = 0.693147181f;
 //@ if dtype == "bf16" then
-constexpr float headroom = 32;    // a row's largest P so far is at least 2^-headroom when its reference is set
+constexpr float headroom = 32, unit = 4294967296.0f;  // P is 1 / unit = 2^-headroom at the reference
 //@ else
-constexpr float headroom = 0;     // a row's largest P so far is at least 1 when its reference is set
+constexpr float headroom = 0, unit = 1;  // P is 1 / unit = 2^-headroom at the reference
 //@ end
 constexpr float most_p = 32768;   // larger sums of P of a thread and tile move the reference
-constexpr float slack = 8;        // on partial tiles a row's maximum may exceed its reference by 2^slack
-constexpr float most_exact = 1 << 20;  // above, q.k in powers of 2 is subtracted before it is scaled
+constexpr float most_exact = 4096;  // of a reference in powers of 2; above, it is subtracted before the scale multiplies
 constexpr float unset = -3.40282347e38f;  // reference of a row that has seen no key
 
 //@ text(arguments)
@@ -40,7 +39,7 @@ constexpr float unset = -3.40282347e38f;  // reference of a row that has seen no
 
 //@ part("seen", {tiles = 1, columns = c.seen_columns, along = "keys"})
 
-// log2 x of the special function unit: absolute error 2^-22.
+// log2 x of the special function unit: error 2^-22, absolute near 1, else relative.
 static __device__ __forceinline__ float log2_approx(float x) {
     float y;
     asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -55,7 +54,7 @@ typedef struct Tile {
     int index;
     unsigned what;  // classes, 2 bits a warpgroup, and the bits below
 } Tile;
-constexpr unsigned more_partial = 1u << 16, is_last = 1u << 17;
+constexpr unsigned is_last = 1u << 16, classes_mask = 0xff;
 
 // The producer tells the others of the works of the block before it loads their queries; tile -1 ends them. It is at
 // most four works ahead of the storer.
@@ -83,8 +82,11 @@ static __device__ __forceinline__ unsigned bar_k_empty(unsigned smem, int stage)
 static __device__ __forceinline__ unsigned bar_v_empty(unsigned smem, int stage) { return bar_k_full(smem, stage) + 24 * stages; }
 static __device__ __forceinline__ unsigned bar_q_full(unsigned smem, int buffer) { return smem + smem_barriers + 32 * stages + 8 * buffer; }
 static __device__ __forceinline__ unsigned bar_q_empty(unsigned smem, int buffer) { return bar_q_full(smem, buffer) + 8 * q_buffers; }
-static __device__ __forceinline__ unsigned bar_o_full(unsigned smem, int warpgroup) { return bar_q_full(smem, 2 * q_buffers) + 8 * warpgroup; }
-static __device__ __forceinline__ unsigned bar_o_empty(unsigned smem) { return bar_o_full(smem, warpgroups); }
+// Two of each warpgroup, for even and odd works: a warpgroup may be a work ahead of one that the storer waits for.
+static __device__ __forceinline__ unsigned bar_o_full(unsigned smem, int turn, int warpgroup) {
+    return bar_q_full(smem, 2 * q_buffers) + 8 * (turn % 2 * warpgroups + warpgroup);
+}
+static __device__ __forceinline__ unsigned bar_o_empty(unsigned smem) { return bar_o_full(smem, 0, 2 * warpgroups); }
 //@ if has_mask then
 static __device__ __forceinline__ unsigned bar_checked(unsigned smem, int stage) { return bar_o_empty(smem) + 8 + 8 * stage; }
 
@@ -152,8 +154,8 @@ typedef struct Producer {
         Walk walk = walk_begin(args, work);
 //@ end
         Visit visit = walk_next(args, work, &walk);
-        const bool nothing = visit.tile < 0;  // then a tile is visited that is empty, and not loaded
-        Visit before = {-1, 0, false};
+        const bool nothing = visit.tile < 0;  // then tile -1 is visited: it is empty for all, and not loaded
+        Visit before = {-1, 0};
         bool first = true;
         do {
             // keys of this tile, values of the one before
@@ -161,7 +163,7 @@ typedef struct Producer {
             if (leader) {
                 barrier_wait(bar_k_empty(smem, stage.index), stage.parity);
                 tiles[stage.index].index = visit.tile;
-                tiles[stage.index].what = visit.classes | (next.tile >= 0 && !next.full ? more_partial : 0) | (next.tile < 0 ? is_last : 0);
+                tiles[stage.index].what = visit.classes | (next.tile < 0 ? is_last : 0);
                 load_keys(smem, args, work, visit.tile, stage.index);
                 if (first) load_q(args, work, smem, turn);
             }
@@ -195,7 +197,7 @@ static __device__ __forceinline__ void store(const LoomArgs *args, unsigned smem
     for (int turn = 0;; ++turn) {
         const Work *work = &works[turn % work_places];
         for (int w = 0; w < warpgroups; ++w) {
-            barrier_wait(bar_o_full(smem, w), turn & 1);
+            barrier_wait(bar_o_full(smem, turn, w), turn / 2 & 1);
             if (threadIdx.x % 32 || work->tile < 0) continue;
 #pragma unroll
             for (int i = 0; i < chunks_v; ++i) {
@@ -227,13 +229,14 @@ static __device__ __forceinline__ void store(const LoomArgs *args, unsigned smem
 typedef struct Consumer {
     const LoomArgs *args;
     const Tile *tiles;
+//@ if has_mask then
+    const Values *values;
+//@ end
     unsigned smem;
     unsigned k, v;            // operands in stage 0
     float to_log2;            // from units of S to powers of 2
-    int row;                  // of the sequence, this thread's first; the second is row + 8
-//@ if c.ping_pong == 1 then
     int warpgroup;
-//@ end
+    int row;                  // of the sequence, this thread's first; the second is row + 8
 } Consumer;
 
 // S = Q K^T of the warpgroup.
@@ -339,10 +342,10 @@ typedef struct Rows {
     float sum[2];        // this thread's part of the sum of P
 } Rows;
 
-// Moves the references of rows whose maximum in this tile exceeds them by more than `above` powers of 2. O is to be
-// multiplied by `rescale` where the warp is told that one moved.
-static __device__ __forceinline__ bool move_references(const float (&s)[tile_k / 2], Rows *rows, float (&rescale)[2], float to_log2,
-                                                       const bool (&may_move)[2], float above) {
+// Moves the references of the rows that may to their maximum in this tile, if that is larger. O is to be multiplied by
+// `rescale` where the warp is told that one moved.
+static __device__ __forceinline__ bool move_references(const float (&s)[tile_k / 2], Rows *rows, const bool (&may_move)[2], float (&rescale)[2],
+                                                       float to_log2) {
     bool moved = false;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -352,7 +355,7 @@ static __device__ __forceinline__ bool move_references(const float (&s)[tile_k /
         highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, 1));
         highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, 2));
         const float before = rows->reference[half];
-        const bool moves = may_move[half] && (highest - before) * to_log2 > above;
+        const bool moves = may_move[half] && highest > before;
         if (moves) rows->reference[half] = highest;
         rescale[half] = moves ? exp2_approx((before - highest) * to_log2) : 1;
         rows->sum[half] *= rescale[half];
@@ -397,79 +400,136 @@ static __device__ __forceinline__ bool any_of_row(bool condition) {
     return quad & 15;
 }
 
-//@ local q_type = c.q_registers == 1 and "const unsigned (&q)[depth_qk / 4]" or "unsigned q"
-//@ if c.p_sets == 2 then
-// A full tile: starts S of this tile and O += P V of the one before, whose product runs under the exponentials. Returns
-// what the producer tells of the tile.
-static __device__ __forceinline__ unsigned full_tile(float (&o)[depth_v / 2], unsigned (&p)[tile_k / 4], const unsigned (&p_before)[tile_k / 4],
-//@ else
-// A full tile: S of this tile and O += P V of the one before, then the exponentials. Returns what the producer tells of the
-// tile.
-static __device__ __forceinline__ unsigned full_tile(float (&o)[depth_v / 2], unsigned (&p)[tile_k / 4],
+// Waits for the keys of a tile; what the producer tells of it.
+static __device__ __forceinline__ unsigned await_tile(const Consumer *consumer, Stage stage) {
+    barrier_wait(bar_k_full(consumer->smem, stage.index), stage.parity);
+    return uniform(consumer->tiles[stage.index].what);
+}
+
+static __device__ __forceinline__ unsigned class_of(const Consumer *consumer, unsigned what) { return what >> 2 * consumer->warpgroup & 3; }
+
+// A tile that no row of the warpgroup sees.
+static __device__ __forceinline__ void skip_tile(const Consumer *consumer, Stage stage) {
+//@ if c.ping_pong == 1 then
+    turn_take(consumer->warpgroup);
+    turn_give(consumer->warpgroup);
 //@ end
-//@ text("                                                     Rows *rows, " .. q_type .. ", const Consumer *consumer, const Work *work, Stage stage, int stage_before) {")
-    const unsigned smem = consumer->smem;
-    const float to_log2 = consumer->to_log2;
-    float s[tile_k / 2];
-    const unsigned k = uniform(consumer->k + stage.index * (k_bytes / 16)), v = uniform(consumer->v + stage_before * (v_bytes / 16));
-    barrier_wait(bar_k_full(smem, stage.index), stage.parity);
-    const unsigned what = uniform(consumer->tiles[stage.index].what);
+    barrier_wait(bar_v_full(consumer->smem, stage.index), stage.parity);
+    if (threadIdx.x % 32 == 0) {
+        barrier_arrive(bar_k_empty(consumer->smem, stage.index));
+        barrier_arrive(bar_v_empty(consumer->smem, stage.index));
+    }
+}
+
+// Score and mask of a tile.
+static __device__ __forceinline__ void shape_tile(float (&s)[tile_k / 2], const Consumer *consumer, const Work *work, int tile, unsigned tile_class) {
+    const int column = tile * tile_k + threadIdx.x % 4 * 2;
 //@ if has_score then
-    const int tile = consumer->tiles[stage.index].index;
+    score_tile(s, consumer->args, work, work->q_start + consumer->row, work->k_start + column);
 //@ end
+    if (tile_class != 1) return;
+//@ if walk == "range" then
+    Span keys[2][num_spans];
+    const bool exact = keys_of_row(consumer->args, work, consumer->row, keys[0]) & keys_of_row(consumer->args, work, consumer->row + 8, keys[1]);
+    if (__all_sync(~0u, exact)) {
+        hide_by_spans(s, keys, column);
+        return;
+    }
+//@ end
+    hide_by_mask(s, consumer->args, work, consumer->row, column);
+}
+
+//@ if has_mask then
+// What V of a tile holds that is not finite has been cleared by the searchers; rows that see it are told.
+static __device__ __forceinline__ void spoil_rows(float (&o)[depth_v / 2], const Consumer *consumer, const Work *work, int tile, unsigned tile_class, Stage stage) {
+    barrier_wait(bar_checked(consumer->smem, stage.index), stage.parity);
+    const Values *values = &consumer->values[stage.index];
+    if (values->what != searching || !anything_found(values)) return;
+    spoil(o, values, tile_class == 2 ? 3 : rows_that_see(consumer->args, work, consumer->row, tile * tile_k, values));
+}
+
+//@ end
+//@ local q_type = c.q_registers == 1 and "const unsigned (&q)[depth_qk / 4]" or "unsigned q"
+//@ for _, pending in ipairs {false, true} do
+//@ local overlap = pending and c.p_sets == 2
+//@ if not pending then
+// A tile with no product pending: the first that the warpgroup sees of a work, or one after a gap. All that concerns a row is
+// the same as in next_tile, so that its bits do not depend on which of them it meets.
+//@ text("static __device__ __forceinline__ void first_tile(float (&o)[depth_v / 2], unsigned (&p)[tile_k / 4],")
+//@ elseif overlap then
+// A tile after another: starts S of this tile and O += P V of the one before, which runs under the exponentials.
+//@ text("static __device__ __forceinline__ void next_tile(float (&o)[depth_v / 2], unsigned (&p)[tile_k / 4], const unsigned (&p_before)[tile_k / 4],")
+//@ else
+// A tile after another: S of this tile and O += P V of the one before, then the exponentials.
+//@ text("static __device__ __forceinline__ void next_tile(float (&o)[depth_v / 2], unsigned (&p)[tile_k / 4],")
+//@ end
+//@ text("                                                 Rows *rows, " .. q_type .. ", const Consumer *consumer, const Work *work, unsigned what, Stage stage" .. (pending and ", int stage_before" or "") .. ") {")
+    const unsigned smem = consumer->smem, tile_class = class_of(consumer, what);
+    const int tile = consumer->tiles[stage.index].index;
+    const float to_log2 = consumer->to_log2;
+    const unsigned k = uniform(consumer->k + stage.index * (k_bytes / 16));
+//@ if pending then
+    const unsigned v = uniform(consumer->v + stage_before * (v_bytes / 16));
+//@ end
+    float s[tile_k / 2];
 //@ if c.ping_pong == 1 then
     turn_take(consumer->warpgroup);
 //@ end
     start_qk(s, q, k);
-//@ if c.p_sets == 2 then
+//@ if overlap then
     start_pv(o, p_before, v);
-//@ else
+//@ elseif pending then
     start_pv(o, p, v);
 //@ end
 //@ if c.ping_pong == 1 then
     turn_give(consumer->warpgroup);
 //@ end
-//@ if c.p_sets == 2 then
+//@ if overlap then
     wgmma_wait<1>();
 //@ else
     wgmma_wait<0>();
+//@ if pending then
     if (threadIdx.x % 32 == 0) barrier_arrive(bar_v_empty(smem, stage_before));
 //@ end
-    if (threadIdx.x % 32 == 0) barrier_arrive(bar_k_empty(smem, stage.index));
-//@ if has_score then
-    score_tile(s, consumer->args, work, work->q_start + consumer->row, work->k_start + tile * tile_k + threadIdx.x % 4 * 2);
 //@ end
+    if (threadIdx.x % 32 == 0) barrier_arrive(bar_k_empty(smem, stage.index));
+    shape_tile(s, consumer, work, tile, tile_class);
+    const bool none[2] = {false, false};
     float part[2];
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        const float base = exponent_base(rows->reference[half], to_log2);
-        part[half] = 0;
-#pragma unroll
-        for (int j = 0; j < tile_k / 8; ++j) {
-            const float a = exp2_approx(fmaf(s[4 * j + 2 * half], to_log2, base));
-            const float b = exp2_approx(fmaf(s[4 * j + 2 * half + 1], to_log2, base));
-            part[half] += a + b;
-            p[2 * j + half] = pack(a, b);
-        }
-    }
+//@ if pending then
+    exponentials(s, p, rows, to_log2, none, part);
     const bool over[2] = {!(part[0] < most_p), !(part[1] < most_p)};
     const bool any_over = __any_sync(~0u, over[0] || over[1]);
+//@ else
+    // of a work's first tile the references are not set, which the sums would tell
+    const bool first = rows->reference[0] == unset && rows->reference[1] == unset;
+    bool over[2] = {true, true};
+    if (!__all_sync(~0u, first)) {
+        exponentials(s, p, rows, to_log2, none, part);
+        over[0] = !(part[0] < most_p);
+        over[1] = !(part[1] < most_p);
+    }
+    const bool any_over = __any_sync(~0u, over[0] || over[1]);
+//@ end
     barrier_wait(bar_v_full(smem, stage.index), stage.parity);  // needed next
-//@ if c.p_sets == 2 then
+//@ if overlap then
     wgmma_wait<0>();  // kept behind the exponentials by the wait above
     if (threadIdx.x % 32 == 0) barrier_arrive(bar_v_empty(smem, stage_before));
 //@ end
     if (any_over) {
         const bool of_row[2] = {any_of_row(over[0]), any_of_row(over[1])};  // other rows keep what they have, bit by bit
         float rescale[2];
-        if (move_references(s, rows, rescale, to_log2, of_row, 0)) rescale_o(o, rescale);
+        if (move_references(s, rows, of_row, rescale, to_log2)) rescale_o(o, rescale);
         exponentials(s, p, rows, to_log2, of_row, part);
     }
     rows->sum[0] += part[0];
     rows->sum[1] += part[1];
-    return what;
+//@ if has_mask then
+    if ((what & classes_mask) != all_full) spoil_rows(o, consumer, work, tile, tile_class, stage);
+//@ end
 }
 
+//@ end
 // Ends the rows of a work: writes LSE; what O is to be multiplied by.
 static __device__ __forceinline__ void end_rows(const LoomArgs *args, const Work *work, const Rows *rows, int row, float (&inverse)[2]) {
     float *lse = args->lse + work->batch * args->lse_stride_batch + work->head * args->lse_stride_head;
@@ -486,7 +546,7 @@ static __device__ __forceinline__ void end_rows(const LoomArgs *args, const Work
             const float reference = __fmul_rn(rows->reference[half], args->scale);
 //@ end
             lse[(row + 8 * half) * args->lse_stride_seq] =
-                total == 0 ? __int_as_float(0xff800000) : reference + (log2_approx(total) + headroom) * ln_2;
+                total == 0 ? __int_as_float(0xff800000) : reference + log2_approx(total * unit) * ln_2;
         }
     }
 }
@@ -511,7 +571,7 @@ static __device__ __forceinline__ void hand_over(const float (&o)[depth_v / 2], 
     }
     publish_shared();
     __syncwarp();
-    if (lane == 0) barrier_arrive(bar_o_full(smem, warpgroup));
+    if (lane == 0) barrier_arrive(bar_o_full(smem, turn, warpgroup));
 }
 
 //@ text("static __device__ __forceinline__ void consume(const LoomArgs *args, unsigned smem, const Tile *tiles, const Work *works" .. (has_mask and ", const Values *values" or "") .. ") {")
@@ -528,18 +588,22 @@ static __device__ __forceinline__ void hand_over(const float (&o)[depth_v / 2], 
 //@ else
     consumer.to_log2 = args->scale * log2_e;
 //@ end
+    consumer.warpgroup = warpgroup;
+//@ if has_mask then
+    consumer.values = values;
+//@ end
     Stage stage = {0, 0};
 //@ if c.ping_pong == 1 then
-    consumer.warpgroup = warpgroup;
     if (warpgroup == warpgroups - 1) turn_give(warpgroup);  // the first warpgroup begins
 //@ end
-    for (int turn = 0;; ++turn) {
+    int turn = 0;
+    for (;; ++turn) {
         // [1] queries
         const int buffer = uniform(turn % q_buffers);
         barrier_wait(bar_q_full(smem, buffer), turn / q_buffers & 1);
-        const Work work = works[turn % work_places];
-        if (uniform(work.tile) < 0) break;
-        consumer.row = work.tile * tile_q + 64 * warpgroup + 16 * warp + lane / 4;
+        const int tile_of_q = works[turn % work_places].tile;
+        if (uniform(tile_of_q) < 0) break;
+        consumer.row = tile_of_q * tile_q + 64 * warpgroup + 16 * warp + lane / 4;
         stage.index = uniform(stage.index);
 //@ if c.q_registers == 1 then
         unsigned q[depth_qk / 4];
@@ -562,123 +626,47 @@ static __device__ __forceinline__ void hand_over(const float (&o)[depth_v / 2], 
         for (int i = 0; i < depth_v / 2; ++i) o[i] = 0;
 
         // [2] partial tiles, and full ones until there is a P to go on with
-        bool pending = false;  // P V of the tile before is still to be done
-        int stage_before = 0;  // its stage
-//@ if c.ping_pong == 1 then
-        bool in_turn = false;  // others are at full tiles already
-//@ end
+        // [2] tiles from the first key on; a product with P is pending from each to the next
+        const Work *of_work = &works[turn % work_places];
         unsigned what;
-        do {
-            barrier_wait(bar_k_full(smem, stage.index), stage.parity);
-            what = uniform(tiles[stage.index].what);
-            const int tile = uniform(tiles[stage.index].index);
-            const unsigned tile_class = what >> 2 * warpgroup & 3;
-            if (tile_class == 0) {
-                if (pending) finish_pv(o, p, &consumer, stage_before);
-                pending = false;
-                barrier_wait(bar_v_full(smem, stage.index), stage.parity);
-                if (lane == 0) {
-                    barrier_arrive(bar_k_empty(smem, stage.index));
-                    barrier_arrive(bar_v_empty(smem, stage.index));
-                }
-            } else {
-                float s[tile_k / 2];
-//@ if c.ping_pong == 1 then
-                if (in_turn) turn_take(warpgroup);
-//@ end
-                start_qk(s, q, uniform(consumer.k + stage.index * (k_bytes / 16)));
-//@ if c.ping_pong == 1 then
-                if (in_turn) turn_give(warpgroup);
-//@ end
-                if (pending) start_pv(o, p, uniform(consumer.v + stage_before * (v_bytes / 16)));
-//@ if walk == "range" then
-                Span keys[2][num_spans];  // columns that this thread's rows see, found while the products run
-                bool exact = true;
-                if (tile_class == 1) {
-                    exact = keys_of_row(args, &work, consumer.row, keys[0]) & keys_of_row(args, &work, consumer.row + 8, keys[1]);
-                }
-//@ end
-                wgmma_wait<0>();
-                if (lane == 0) {
-                    barrier_arrive(bar_k_empty(smem, stage.index));
-                    if (pending) barrier_arrive(bar_v_empty(smem, stage_before));
-                }
-//@ if has_score then
-                score_tile(s, args, &work, work.q_start + consumer.row, work.k_start + tile * tile_k + lane % 4 * 2);
-//@ end
-                if (tile_class == 1) {
-                    const int column = tile * tile_k + lane % 4 * 2;
-//@ if walk == "range" then
-                    if (__all_sync(~0u, exact)) {
-                        hide_by_spans(s, keys, column);
-                    } else {
-                        hide_by_mask(s, args, &work, consumer.row, column);
-                    }
-//@ else
-                    hide_by_mask(s, args, &work, consumer.row, column);
-//@ end
-                }
-                const bool both[2] = {true, true};
-                float rescale[2], part[2];
-                if (move_references(s, &rows, rescale, consumer.to_log2, both, slack)) rescale_o(o, rescale);
-                exponentials(s, p, &rows, consumer.to_log2, both, part);
-                rows.sum[0] += part[0];
-                rows.sum[1] += part[1];
-                pending = true;
-//@ if has_mask then
-                barrier_wait(bar_checked(smem, stage.index), stage.parity);
-//@ else
-                barrier_wait(bar_v_full(smem, stage.index), stage.parity);
-//@ end
-//@ if has_mask then
-                const Values *of_tile = &values[stage.index];
-                if (of_tile->what == searching && anything_found(of_tile)) {
-                    spoil(o, of_tile, tile_class == 2 ? 3 : rows_that_see(args, &work, consumer.row, tile * tile_k, of_tile));
-                }
-//@ end
-            }
-            stage_before = stage.index;
-            stage_next(&stage);
-//@ if c.ping_pong == 1 then
-            in_turn = !(what & more_partial);
-//@ end
-        } while ((what & more_partial) || (!pending && !(what & is_last)));
-
+        int stage_before;
 //@ if c.p_sets == 2 then
-        // [3] full tiles; P of neighbours has places of its own, since one is read while the other is made
-        unsigned p_other[tile_k / 4];
-        for (;;) {
-            if (what & is_last) {
-                if (pending) finish_pv(o, p, &consumer, stage_before);
-                break;
-            }
-            what = full_tile(o, p_other, p, &rows, q, &consumer, &work, stage, stage_before);
-            stage_before = stage.index;
-            stage_next(&stage);
-            if (what & is_last) {
-                finish_pv(o, p_other, &consumer, stage_before);
-                break;
-            }
-            what = full_tile(o, p, p_other, &rows, q, &consumer, &work, stage, stage_before);
-            stage_before = stage.index;
-            stage_next(&stage);
-        }
-//@ else
-        // [3] full tiles
-        while (!(what & is_last)) {
-            what = full_tile(o, p, &rows, q, &consumer, &work, stage, stage_before);
-            stage_before = stage.index;
-            stage_next(&stage);
-        }
-        if (pending) finish_pv(o, p, &consumer, stage_before);
+        unsigned p_other[tile_k / 4];  // P of neighbours has places of its own, since one is read while the other is made
 //@ end
+        do {
+            what = await_tile(&consumer, stage);
+            if (class_of(&consumer, what) == 0) {
+                skip_tile(&consumer, stage);
+                stage_next(&stage);
+                continue;
+            }
+            first_tile(o, p, &rows, q, &consumer, of_work, what, stage);
+            for (;;) {
+//@ for _, names in ipairs(c.p_sets == 2 and {{"p", "p_other, p"}, {"p_other", "p, p_other"}} or {{"p", "p"}}) do
+                stage_before = stage.index;
+                stage_next(&stage);
+                if (what & is_last) {
+                    finish_pv(o, ${names[1]}, &consumer, stage_before);
+                    break;
+                }
+                what = await_tile(&consumer, stage);
+                if (class_of(&consumer, what) == 0) {
+                    finish_pv(o, ${names[1]}, &consumer, stage_before);
+                    skip_tile(&consumer, stage);
+                    stage_next(&stage);
+                    break;
+                }
+//@ text("next_tile(o, " .. names[2] .. ", &rows, q, &consumer, of_work, what, stage, stage_before);")
+//@ end
+            }
+        } while (!(what & is_last));
 
-        // [4] O and LSE
+        // [3] O and LSE
         float inverse[2];
-        end_rows(args, &works[turn % work_places], &rows, consumer.row, inverse);  // of the work anew: kept, it would hold registers
+        end_rows(args, of_work, &rows, consumer.row, inverse);
         hand_over(o, inverse, smem, warpgroup, turn);
     }
-    if (lane == 0) barrier_arrive(bar_o_full(smem, warpgroup));  // the storer sees that the works have ended
+    if (lane == 0) barrier_arrive(bar_o_full(smem, turn, warpgroup));  // the storer sees that the works have ended
 }
 
 extern "C" __global__ void __launch_bounds__(threads, 1) ${symbol}(const __grid_constant__ LoomArgs args) {
@@ -688,8 +676,10 @@ extern "C" __global__ void __launch_bounds__(threads, 1) ${symbol}(const __grid_
     Work *works = (Work *)(shared + smem_works);
     if (threadIdx.x == 0) {
         prefetch_map(&args.q_map);
-        prefetch_map(&args.k_map);
-        prefetch_map(&args.v_map);
+        if (args.seq_k > 0) {
+            prefetch_map(&args.k_map);
+            prefetch_map(&args.v_map);
+        }
         prefetch_map(&args.o_map);
         for (int i = 0; i < stages; ++i) {
             barrier_init(bar_k_full(smem, i), 1);
@@ -710,7 +700,7 @@ extern "C" __global__ void __launch_bounds__(threads, 1) ${symbol}(const __grid_
             barrier_init(bar_q_empty(smem, i), 1);
 //@ end
         }
-        for (int i = 0; i < warpgroups; ++i) barrier_init(bar_o_full(smem, i), 4);
+        for (int i = 0; i < 2 * warpgroups; ++i) barrier_init(bar_o_full(smem, 0, i), 4);
         barrier_init(bar_o_empty(smem), 1);
         publish_shared();
     }

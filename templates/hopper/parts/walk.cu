@@ -1,5 +1,5 @@
 //@ local one_span = walk == "range" and num_spans == 1
-// Which tiles of keys a work visits: first those that are partial for some warpgroup, then those that are full for all.
+// Which tiles of keys a work visits, from the first on: always in this order, so that a row's bits are its own.
 //@ if walk == "range" then
 typedef struct Spans {  // in tiles, inclusive
     int outer_lo, outer_hi;  // some of the rows see some key
@@ -9,20 +9,18 @@ typedef struct Spans {  // in tiles, inclusive
 //@ end
 //@ if one_span then
 typedef struct Walk {
-    int outer_hi;          // the last tile
+    int last;              // the last tile
     int full_lo, full_hi;  // those that are full for all
     int tile;              // the next
-    bool full;             // the second pass
     const Spans *spans;    // [warpgroups]
 } Walk;
 //@ else
 // A warp walks together; each lane knows one of 32 tiles.
 typedef struct Walk {
-    int first, last;    // tiles that may be visited
+    int last;           // the last tile that may be visited
     int base;           // first of the 32 tiles at hand
     unsigned classes;   // of this lane's tile: 2 bits a warpgroup, 0 empty, 1 partial, 2 full
-    unsigned left;      // of the 32, those still to be visited in this pass
-    bool full;          // the second pass
+    unsigned left;      // of the 32, those still to be visited
 //@ if walk == "range" then
     const Spans *spans; // [warpgroups][num_spans]
 //@ end
@@ -31,8 +29,7 @@ typedef struct Walk {
 
 typedef struct Visit {
     int tile;          // -1: none is left
-    unsigned classes;
-    bool full;
+    unsigned classes;  // 2 bits a warpgroup: 0 empty, 1 partial, 2 full
 } Visit;
 
 constexpr unsigned all_full = ${tonumber(string.rep("2", c.warpgroups), 4)};  // of all warpgroups
@@ -72,8 +69,7 @@ static __device__ __forceinline__ void walk_classify(const LoomArgs *args, const
         walk->classes |= what << 2 * w;
 //@ end
     }
-    const unsigned some = __ballot_sync(~0u, walk->classes != 0), full = __ballot_sync(~0u, walk->classes == all_full);
-    walk->left = walk->full ? full : some & ~full;
+    walk->left = __ballot_sync(~0u, walk->classes != 0);
 }
 
 //@ end
@@ -103,16 +99,14 @@ static __device__ __forceinline__ Walk walk_begin(const LoomArgs *args, const Wo
     __syncwarp();
     Walk walk;
     walk.spans = spans;
-    walk.full = false;
 //@ if one_span then
     walk.tile = __reduce_min_sync(~0u, first);
-    walk.outer_hi = __reduce_max_sync(~0u, last);
+    walk.last = __reduce_max_sync(~0u, last);
     walk.full_lo = __reduce_max_sync(~0u, of_lane.inner_lo);
     walk.full_hi = max(__reduce_min_sync(~0u, of_lane.inner_hi), walk.full_lo - 1);
 //@ else
-    walk.first = __reduce_min_sync(~0u, first);
+    walk.base = __reduce_min_sync(~0u, first);
     walk.last = __reduce_max_sync(~0u, last);
-    walk.base = walk.first;
     walk.left = 0;
     if (walk.base <= walk.last) walk_classify(args, work, &walk);
 //@ end
@@ -122,34 +116,27 @@ static __device__ __forceinline__ Walk walk_begin(const LoomArgs *args, const Wo
 //@ end
 //@ if one_span then
 static __device__ __forceinline__ Visit walk_next(const LoomArgs *args, const Work *work, Walk *walk) {
-    Visit visit;
-    visit.classes = all_full;
-    if (!walk->full) {
-        if (walk->tile == walk->full_lo) walk->tile = walk->full_hi + 1;
-        if (walk->tile > walk->outer_hi) {
-            walk->full = true;
-            walk->tile = walk->full_lo;
-        } else {
-            visit.classes = 0;
-#pragma unroll
-            for (int w = 0; w < warpgroups; ++w) {
-                const Spans spans = walk->spans[w];
-                const bool some = spans.outer_lo <= walk->tile && walk->tile <= spans.outer_hi;
-                const bool all = spans.inner_lo <= walk->tile && walk->tile <= spans.inner_hi;
-                visit.classes |= (all ? 2u : some ? 1u : 0u) << 2 * w;
-            }
-        }
+    Visit visit = {-1, 0};
+    if (walk->tile > walk->last) return visit;
+    visit.tile = walk->tile++;
+    if (walk->full_lo <= visit.tile && visit.tile <= walk->full_hi) {
+        visit.classes = all_full;
+        return visit;
     }
-    visit.full = walk->full;
-    visit.tile = walk->full && walk->tile > walk->full_hi ? -1 : walk->tile++;
+#pragma unroll
+    for (int w = 0; w < warpgroups; ++w) {
+        const Spans spans = walk->spans[w];
+        const bool some = spans.outer_lo <= visit.tile && visit.tile <= spans.outer_hi;
+        const bool all = spans.inner_lo <= visit.tile && visit.tile <= spans.inner_hi;
+        visit.classes |= (all ? 2u : some ? 1u : 0u) << 2 * w;
+    }
     return visit;
 }
 //@ else
 //@ if walk ~= "range" then
 static __device__ __forceinline__ Walk walk_begin(const LoomArgs *args, const Work *work) {
     Walk walk;
-    walk.full = false;
-    walk.first = walk.base = 0;
+    walk.base = 0;
     walk.last = (work->seq_k + tile_k - 1) / tile_k - 1;
     walk.left = 0;
     if (walk.base <= walk.last) walk_classify(args, work, &walk);
@@ -158,26 +145,16 @@ static __device__ __forceinline__ Walk walk_begin(const LoomArgs *args, const Wo
 
 //@ end
 static __device__ __forceinline__ Visit walk_next(const LoomArgs *args, const Work *work, Walk *walk) {
-    Visit visit;
+    Visit visit = {-1, 0};
     while (!walk->left) {
+        if (walk->base > walk->last - 32) return visit;
         walk->base += 32;
-        if (walk->base > walk->last) {
-            if (walk->full || walk->first > walk->last) {
-                visit.tile = -1;
-                visit.classes = 0;
-                visit.full = false;
-                return visit;
-            }
-            walk->full = true;
-            walk->base = walk->first;
-        }
         walk_classify(args, work, walk);
     }
     const int bit = __ffs(walk->left) - 1;
     walk->left &= walk->left - 1;
     visit.tile = walk->base + bit;
     visit.classes = __shfl_sync(~0u, walk->classes, bit);
-    visit.full = walk->full;
     return visit;
 }
 //@ end

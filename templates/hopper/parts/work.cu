@@ -20,8 +20,8 @@ static __device__ __forceinline__ Rounds rounds_of(const LoomArgs *args) {
     const int heads = args->batch * args->heads_q, tiles = (args->seq_q + tile_q - 1) / tile_q;
     Rounds rounds;
     rounds.list_heads = min(max((int)(2 * gridDim.x) / tiles, 1), heads);
-    rounds.of_list = (rounds.list_heads * tiles + gridDim.x - 1) / gridDim.x;
-    rounds.count = rounds.of_list * ((heads + rounds.list_heads - 1) / rounds.list_heads);
+    rounds.of_list = ((unsigned)(rounds.list_heads * tiles) + gridDim.x - 1) / gridDim.x;
+    rounds.count = rounds.of_list * (((unsigned)heads + rounds.list_heads - 1) / rounds.list_heads);
     return rounds;
 }
 //@ else
@@ -33,7 +33,7 @@ typedef struct Rounds {
 static __device__ __forceinline__ Rounds rounds_of(const LoomArgs *args) {
     Rounds rounds;
     const int works = args->batch * args->heads_q * ((args->seq_q + tile_q - 1) / tile_q);
-    rounds.count = (works + gridDim.x - 1) / gridDim.x;
+    rounds.count = ((unsigned)works + gridDim.x - 1) / gridDim.x;
     return rounds;
 }
 //@ end
@@ -47,14 +47,15 @@ static __device__ __forceinline__ bool work_of(const LoomArgs *args, const Round
     const int heads = args->batch * args->heads_q, tiles = (work->seq_q + tile_q - 1) / tile_q;
 //@ if has_mask then
     const int list = round / rounds->of_list, round_of_list = round - list * rounds->of_list;
-    const int place = round_of_list * gridDim.x + (round_of_list & 1 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
-    const int first = list * rounds->list_heads, present = min(rounds->list_heads, heads - first);
+    const unsigned place = round_of_list * gridDim.x + (round_of_list & 1 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
+    const unsigned first = list * rounds->list_heads, present = min(rounds->list_heads, heads - (int)first);
     if (place >= present * tiles) return false;
-    const int row = place / present, head = first + place - row * present;
+    const unsigned row = place / present;
+    const int head = first + place - row * present;
     work->tile = tiles - 1 - row;
 //@ else
-    const int place = round * gridDim.x + blockIdx.x;
-    if (place >= heads * tiles) return false;
+    const unsigned place = round * gridDim.x + blockIdx.x;
+    if (place >= (unsigned)(heads * tiles)) return false;
     const int head = place / tiles;
     work->tile = place - head * tiles;
 //@ end
