@@ -54,7 +54,10 @@ typedef struct Tile {
     int index;
     unsigned what;  // classes, 2 bits a warpgroup, and the bits below
 } Tile;
-constexpr unsigned is_last = 1u << 16, classes_mask = 0xff;
+constexpr unsigned is_last = 1u << 16;
+//@ if has_mask then
+constexpr unsigned classes_mask = 0xff;
+//@ end
 
 // The producer tells the others of the works of the block before it loads their queries; tile -1 ends them. It is at
 // most four works ahead of the storer.
