@@ -12,7 +12,7 @@
 //            221568  works [work_places] what the producer tells of a work
 //            221824  producer its rounds, and the spans of tiles it visits
 //            221952  values [stages] what is known of a tile's values
-// Phases     [1] queries  [2] partial tiles  [3] full tiles  [4] O and LSE
+// Phases     [1] queries  [2] tiles of keys  [3] O and LSE
 
 constexpr int depth_qk = 128;  // head dim of q and k rounded up to one wgmma
 constexpr int depth_v = 128;  // the same of v and o
@@ -41,10 +41,9 @@ constexpr int smem_producer = 221824;  // offset of producer in shared memory, b
 constexpr int smem_values = 221952;  // offset of values in shared memory, bytes
 constexpr float log2_e = 1.44269504f;
 constexpr float ln_2 = 0.693147181f;
-constexpr float headroom = 32;    // a row's largest P so far is at least 2^-headroom when its reference is set
+constexpr float headroom = 32, unit = 4294967296.0f;  // P is 1 / unit = 2^-headroom at the reference
 constexpr float most_p = 32768;   // larger sums of P of a thread and tile move the reference
-constexpr float slack = 8;        // on partial tiles a row's maximum may exceed its reference by 2^slack
-constexpr float most_exact = 1 << 20;  // above, q.k in powers of 2 is subtracted before it is scaled
+constexpr float most_exact = 4096;  // of a reference in powers of 2; above, it is subtracted before the scale multiplies
 constexpr float unset = -3.40282347e38f;  // reference of a row that has seen no key
 
 typedef struct __align__(64) LoomMap { unsigned long long words[16]; } LoomMap;  // a tensor map of the TMA unit
@@ -91,8 +90,8 @@ static __device__ __forceinline__ Rounds rounds_of(const LoomArgs *args) {
     const int heads = args->batch * args->heads_q, tiles = (args->seq_q + tile_q - 1) / tile_q;
     Rounds rounds;
     rounds.list_heads = min(max((int)(2 * gridDim.x) / tiles, 1), heads);
-    rounds.of_list = (rounds.list_heads * tiles + gridDim.x - 1) / gridDim.x;
-    rounds.count = rounds.of_list * ((heads + rounds.list_heads - 1) / rounds.list_heads);
+    rounds.of_list = ((unsigned)(rounds.list_heads * tiles) + gridDim.x - 1) / gridDim.x;
+    rounds.count = rounds.of_list * (((unsigned)heads + rounds.list_heads - 1) / rounds.list_heads);
     return rounds;
 }
 
@@ -104,10 +103,11 @@ static __device__ __forceinline__ bool work_of(const LoomArgs *args, const Round
     work->k_start = args->k_start;
     const int heads = args->batch * args->heads_q, tiles = (work->seq_q + tile_q - 1) / tile_q;
     const int list = round / rounds->of_list, round_of_list = round - list * rounds->of_list;
-    const int place = round_of_list * gridDim.x + (round_of_list & 1 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
-    const int first = list * rounds->list_heads, present = min(rounds->list_heads, heads - first);
+    const unsigned place = round_of_list * gridDim.x + (round_of_list & 1 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
+    const unsigned first = list * rounds->list_heads, present = min(rounds->list_heads, heads - (int)first);
     if (place >= present * tiles) return false;
-    const int row = place / present, head = first + place - row * present;
+    const unsigned row = place / present;
+    const int head = first + place - row * present;
     work->tile = tiles - 1 - row;
     work->batch = head / args->heads_q;
     work->head = head - work->batch * args->heads_q;
@@ -200,24 +200,22 @@ static __device__ __forceinline__ void prefetch_map(const LoomMap *map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// Which tiles of keys a work visits: first those that are partial for some warpgroup, then those that are full for all.
+// Which tiles of keys a work visits, from the first on: always in this order, so that a row's bits are its own.
 typedef struct Spans {  // in tiles, inclusive
     int outer_lo, outer_hi;  // some of the rows see some key
     int inner_lo, inner_hi;  // all see all
 } Spans;
 
 typedef struct Walk {
-    int outer_hi;          // the last tile
+    int last;              // the last tile
     int full_lo, full_hi;  // those that are full for all
     int tile;              // the next
-    bool full;             // the second pass
     const Spans *spans;    // [warpgroups]
 } Walk;
 
 typedef struct Visit {
     int tile;          // -1: none is left
-    unsigned classes;
-    bool full;
+    unsigned classes;  // 2 bits a warpgroup: 0 empty, 1 partial, 2 full
 } Visit;
 
 constexpr unsigned all_full = 42;  // of all warpgroups
@@ -256,35 +254,28 @@ static __device__ __forceinline__ Walk walk_begin(const LoomArgs *args, const Wo
     __syncwarp();
     Walk walk;
     walk.spans = spans;
-    walk.full = false;
     walk.tile = __reduce_min_sync(~0u, first);
-    walk.outer_hi = __reduce_max_sync(~0u, last);
+    walk.last = __reduce_max_sync(~0u, last);
     walk.full_lo = __reduce_max_sync(~0u, of_lane.inner_lo);
     walk.full_hi = max(__reduce_min_sync(~0u, of_lane.inner_hi), walk.full_lo - 1);
     return walk;
 }
 
 static __device__ __forceinline__ Visit walk_next(const LoomArgs *args, const Work *work, Walk *walk) {
-    Visit visit;
-    visit.classes = all_full;
-    if (!walk->full) {
-        if (walk->tile == walk->full_lo) walk->tile = walk->full_hi + 1;
-        if (walk->tile > walk->outer_hi) {
-            walk->full = true;
-            walk->tile = walk->full_lo;
-        } else {
-            visit.classes = 0;
-#pragma unroll
-            for (int w = 0; w < warpgroups; ++w) {
-                const Spans spans = walk->spans[w];
-                const bool some = spans.outer_lo <= walk->tile && walk->tile <= spans.outer_hi;
-                const bool all = spans.inner_lo <= walk->tile && walk->tile <= spans.inner_hi;
-                visit.classes |= (all ? 2u : some ? 1u : 0u) << 2 * w;
-            }
-        }
+    Visit visit = {-1, 0};
+    if (walk->tile > walk->last) return visit;
+    visit.tile = walk->tile++;
+    if (walk->full_lo <= visit.tile && visit.tile <= walk->full_hi) {
+        visit.classes = all_full;
+        return visit;
     }
-    visit.full = walk->full;
-    visit.tile = walk->full && walk->tile > walk->full_hi ? -1 : walk->tile++;
+#pragma unroll
+    for (int w = 0; w < warpgroups; ++w) {
+        const Spans spans = walk->spans[w];
+        const bool some = spans.outer_lo <= visit.tile && visit.tile <= spans.outer_hi;
+        const bool all = spans.inner_lo <= visit.tile && visit.tile <= spans.inner_hi;
+        visit.classes |= (all ? 2u : some ? 1u : 0u) << 2 * w;
+    }
     return visit;
 }
 
@@ -412,7 +403,7 @@ static __device__ __forceinline__ bool is_seen(unsigned long long seen, int i, i
     return seen >> (4 * j + 4 * i + e) & 1;
 }
 
-// log2 x of the special function unit: absolute error 2^-22.
+// log2 x of the special function unit: error 2^-22, absolute near 1, else relative.
 static __device__ __forceinline__ float log2_approx(float x) {
     float y;
     asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -427,7 +418,8 @@ typedef struct Tile {
     int index;
     unsigned what;  // classes, 2 bits a warpgroup, and the bits below
 } Tile;
-constexpr unsigned more_partial = 1u << 16, is_last = 1u << 17;
+constexpr unsigned is_last = 1u << 16;
+constexpr unsigned classes_mask = 0xff;
 
 // The producer tells the others of the works of the block before it loads their queries; tile -1 ends them. It is at
 // most four works ahead of the storer.
@@ -455,8 +447,11 @@ static __device__ __forceinline__ unsigned bar_k_empty(unsigned smem, int stage)
 static __device__ __forceinline__ unsigned bar_v_empty(unsigned smem, int stage) { return bar_k_full(smem, stage) + 24 * stages; }
 static __device__ __forceinline__ unsigned bar_q_full(unsigned smem, int buffer) { return smem + smem_barriers + 32 * stages + 8 * buffer; }
 static __device__ __forceinline__ unsigned bar_q_empty(unsigned smem, int buffer) { return bar_q_full(smem, buffer) + 8 * q_buffers; }
-static __device__ __forceinline__ unsigned bar_o_full(unsigned smem, int warpgroup) { return bar_q_full(smem, 2 * q_buffers) + 8 * warpgroup; }
-static __device__ __forceinline__ unsigned bar_o_empty(unsigned smem) { return bar_o_full(smem, warpgroups); }
+// Two of each warpgroup, for even and odd works: a warpgroup may be a work ahead of one that the storer waits for.
+static __device__ __forceinline__ unsigned bar_o_full(unsigned smem, int turn, int warpgroup) {
+    return bar_q_full(smem, 2 * q_buffers) + 8 * (turn % 2 * warpgroups + warpgroup);
+}
+static __device__ __forceinline__ unsigned bar_o_empty(unsigned smem) { return bar_o_full(smem, 0, 2 * warpgroups); }
 static __device__ __forceinline__ unsigned bar_checked(unsigned smem, int stage) { return bar_o_empty(smem) + 8 + 8 * stage; }
 
 // A key that a row does not see may hold inf or NaN, yet its weight 0 would make NaN of it in a product of tiles. So
@@ -652,8 +647,8 @@ static __device__ __forceinline__ void produce(const LoomArgs *args, unsigned sm
         __syncwarp();
         Walk walk = walk_begin(args, work, own->spans);
         Visit visit = walk_next(args, work, &walk);
-        const bool nothing = visit.tile < 0;  // then a tile is visited that is empty, and not loaded
-        Visit before = {-1, 0, false};
+        const bool nothing = visit.tile < 0;  // then tile -1 is visited: it is empty for all, and not loaded
+        Visit before = {-1, 0};
         bool first = true;
         do {
             // keys of this tile, values of the one before
@@ -661,7 +656,7 @@ static __device__ __forceinline__ void produce(const LoomArgs *args, unsigned sm
             if (leader) {
                 barrier_wait(bar_k_empty(smem, stage.index), stage.parity);
                 tiles[stage.index].index = visit.tile;
-                tiles[stage.index].what = visit.classes | (next.tile >= 0 && !next.full ? more_partial : 0) | (next.tile < 0 ? is_last : 0);
+                tiles[stage.index].what = visit.classes | (next.tile < 0 ? is_last : 0);
                 load_keys(smem, args, work, visit.tile, stage.index);
                 if (first) load_q(args, work, smem, turn);
             }
@@ -693,7 +688,7 @@ static __device__ __forceinline__ void store(const LoomArgs *args, unsigned smem
     for (int turn = 0;; ++turn) {
         const Work *work = &works[turn % work_places];
         for (int w = 0; w < warpgroups; ++w) {
-            barrier_wait(bar_o_full(smem, w), turn & 1);
+            barrier_wait(bar_o_full(smem, turn, w), turn / 2 & 1);
             if (threadIdx.x % 32 || work->tile < 0) continue;
 #pragma unroll
             for (int i = 0; i < chunks_v; ++i) {
@@ -717,9 +712,11 @@ static __device__ __forceinline__ void store(const LoomArgs *args, unsigned smem
 typedef struct Consumer {
     const LoomArgs *args;
     const Tile *tiles;
+    const Values *values;
     unsigned smem;
     unsigned k, v;            // operands in stage 0
     float to_log2;            // from units of S to powers of 2
+    int warpgroup;
     int row;                  // of the sequence, this thread's first; the second is row + 8
 } Consumer;
 
@@ -800,10 +797,10 @@ typedef struct Rows {
     float sum[2];        // this thread's part of the sum of P
 } Rows;
 
-// Moves the references of rows whose maximum in this tile exceeds them by more than `above` powers of 2. O is to be
-// multiplied by `rescale` where the warp is told that one moved.
-static __device__ __forceinline__ bool move_references(const float (&s)[tile_k / 2], Rows *rows, float (&rescale)[2], float to_log2,
-                                                       const bool (&may_move)[2], float above) {
+// Moves the references of the rows that may to their maximum in this tile, if that is larger. O is to be multiplied by
+// `rescale` where the warp is told that one moved.
+static __device__ __forceinline__ bool move_references(const float (&s)[tile_k / 2], Rows *rows, const bool (&may_move)[2], float (&rescale)[2],
+                                                       float to_log2) {
     bool moved = false;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -813,7 +810,7 @@ static __device__ __forceinline__ bool move_references(const float (&s)[tile_k /
         highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, 1));
         highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, 2));
         const float before = rows->reference[half];
-        const bool moves = may_move[half] && (highest - before) * to_log2 > above;
+        const bool moves = may_move[half] && highest > before;
         if (moves) rows->reference[half] = highest;
         rescale[half] = moves ? exp2_approx((before - highest) * to_log2) : 1;
         rows->sum[half] *= rescale[half];
@@ -858,46 +855,110 @@ static __device__ __forceinline__ bool any_of_row(bool condition) {
     return quad & 15;
 }
 
-// A full tile: S of this tile and O += P V of the one before, then the exponentials. Returns what the producer tells of the
-// tile.
-static __device__ __forceinline__ unsigned full_tile(float (&o)[depth_v / 2], unsigned (&p)[tile_k / 4],
-                                                     Rows *rows, unsigned q, const Consumer *consumer, const Work *work, Stage stage, int stage_before) {
-    const unsigned smem = consumer->smem;
+// Waits for the keys of a tile; what the producer tells of it.
+static __device__ __forceinline__ unsigned await_tile(const Consumer *consumer, Stage stage) {
+    barrier_wait(bar_k_full(consumer->smem, stage.index), stage.parity);
+    return uniform(consumer->tiles[stage.index].what);
+}
+
+static __device__ __forceinline__ unsigned class_of(const Consumer *consumer, unsigned what) { return what >> 2 * consumer->warpgroup & 3; }
+
+// A tile that no row of the warpgroup sees.
+static __device__ __forceinline__ void skip_tile(const Consumer *consumer, Stage stage) {
+    barrier_wait(bar_v_full(consumer->smem, stage.index), stage.parity);
+    if (threadIdx.x % 32 == 0) {
+        barrier_arrive(bar_k_empty(consumer->smem, stage.index));
+        barrier_arrive(bar_v_empty(consumer->smem, stage.index));
+    }
+}
+
+// Score and mask of a tile.
+static __device__ __forceinline__ void shape_tile(float (&s)[tile_k / 2], const Consumer *consumer, const Work *work, int tile, unsigned tile_class) {
+    const int column = tile * tile_k + threadIdx.x % 4 * 2;
+    if (tile_class != 1) return;
+    Span keys[2][num_spans];
+    const bool exact = keys_of_row(consumer->args, work, consumer->row, keys[0]) & keys_of_row(consumer->args, work, consumer->row + 8, keys[1]);
+    if (__all_sync(~0u, exact)) {
+        hide_by_spans(s, keys, column);
+        return;
+    }
+    hide_by_mask(s, consumer->args, work, consumer->row, column);
+}
+
+// What V of a tile holds that is not finite has been cleared by the searchers; rows that see it are told.
+static __device__ __forceinline__ void spoil_rows(float (&o)[depth_v / 2], const Consumer *consumer, const Work *work, int tile, unsigned tile_class, Stage stage) {
+    barrier_wait(bar_checked(consumer->smem, stage.index), stage.parity);
+    const Values *values = &consumer->values[stage.index];
+    if (values->what != searching || !anything_found(values)) return;
+    spoil(o, values, tile_class == 2 ? 3 : rows_that_see(consumer->args, work, consumer->row, tile * tile_k, values));
+}
+
+// A tile with no product pending: the first that the warpgroup sees of a work, or one after a gap. All that concerns a row is
+// the same as in next_tile, so that its bits do not depend on which of them it meets.
+static __device__ __forceinline__ void first_tile(float (&o)[depth_v / 2], unsigned (&p)[tile_k / 4],
+                                                 Rows *rows, unsigned q, const Consumer *consumer, const Work *work, unsigned what, Stage stage) {
+    const unsigned smem = consumer->smem, tile_class = class_of(consumer, what);
+    const int tile = consumer->tiles[stage.index].index;
     const float to_log2 = consumer->to_log2;
+    const unsigned k = uniform(consumer->k + stage.index * (k_bytes / 16));
     float s[tile_k / 2];
-    const unsigned k = uniform(consumer->k + stage.index * (k_bytes / 16)), v = uniform(consumer->v + stage_before * (v_bytes / 16));
-    barrier_wait(bar_k_full(smem, stage.index), stage.parity);
-    const unsigned what = uniform(consumer->tiles[stage.index].what);
+    start_qk(s, q, k);
+    wgmma_wait<0>();
+    if (threadIdx.x % 32 == 0) barrier_arrive(bar_k_empty(smem, stage.index));
+    shape_tile(s, consumer, work, tile, tile_class);
+    const bool none[2] = {false, false};
+    float part[2];
+    // of a work's first tile the references are not set, which the sums would tell
+    const bool first = rows->reference[0] == unset && rows->reference[1] == unset;
+    bool over[2] = {true, true};
+    if (!__all_sync(~0u, first)) {
+        exponentials(s, p, rows, to_log2, none, part);
+        over[0] = !(part[0] < most_p);
+        over[1] = !(part[1] < most_p);
+    }
+    const bool any_over = __any_sync(~0u, over[0] || over[1]);
+    barrier_wait(bar_v_full(smem, stage.index), stage.parity);  // needed next
+    if (any_over) {
+        const bool of_row[2] = {any_of_row(over[0]), any_of_row(over[1])};  // other rows keep what they have, bit by bit
+        float rescale[2];
+        if (move_references(s, rows, of_row, rescale, to_log2)) rescale_o(o, rescale);
+        exponentials(s, p, rows, to_log2, of_row, part);
+    }
+    rows->sum[0] += part[0];
+    rows->sum[1] += part[1];
+    if ((what & classes_mask) != all_full) spoil_rows(o, consumer, work, tile, tile_class, stage);
+}
+
+// A tile after another: S of this tile and O += P V of the one before, then the exponentials.
+static __device__ __forceinline__ void next_tile(float (&o)[depth_v / 2], unsigned (&p)[tile_k / 4],
+                                                 Rows *rows, unsigned q, const Consumer *consumer, const Work *work, unsigned what, Stage stage, int stage_before) {
+    const unsigned smem = consumer->smem, tile_class = class_of(consumer, what);
+    const int tile = consumer->tiles[stage.index].index;
+    const float to_log2 = consumer->to_log2;
+    const unsigned k = uniform(consumer->k + stage.index * (k_bytes / 16));
+    const unsigned v = uniform(consumer->v + stage_before * (v_bytes / 16));
+    float s[tile_k / 2];
     start_qk(s, q, k);
     start_pv(o, p, v);
     wgmma_wait<0>();
     if (threadIdx.x % 32 == 0) barrier_arrive(bar_v_empty(smem, stage_before));
     if (threadIdx.x % 32 == 0) barrier_arrive(bar_k_empty(smem, stage.index));
+    shape_tile(s, consumer, work, tile, tile_class);
+    const bool none[2] = {false, false};
     float part[2];
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        const float base = exponent_base(rows->reference[half], to_log2);
-        part[half] = 0;
-#pragma unroll
-        for (int j = 0; j < tile_k / 8; ++j) {
-            const float a = exp2_approx(fmaf(s[4 * j + 2 * half], to_log2, base));
-            const float b = exp2_approx(fmaf(s[4 * j + 2 * half + 1], to_log2, base));
-            part[half] += a + b;
-            p[2 * j + half] = pack(a, b);
-        }
-    }
+    exponentials(s, p, rows, to_log2, none, part);
     const bool over[2] = {!(part[0] < most_p), !(part[1] < most_p)};
     const bool any_over = __any_sync(~0u, over[0] || over[1]);
     barrier_wait(bar_v_full(smem, stage.index), stage.parity);  // needed next
     if (any_over) {
         const bool of_row[2] = {any_of_row(over[0]), any_of_row(over[1])};  // other rows keep what they have, bit by bit
         float rescale[2];
-        if (move_references(s, rows, rescale, to_log2, of_row, 0)) rescale_o(o, rescale);
+        if (move_references(s, rows, of_row, rescale, to_log2)) rescale_o(o, rescale);
         exponentials(s, p, rows, to_log2, of_row, part);
     }
     rows->sum[0] += part[0];
     rows->sum[1] += part[1];
-    return what;
+    if ((what & classes_mask) != all_full) spoil_rows(o, consumer, work, tile, tile_class, stage);
 }
 
 // Ends the rows of a work: writes LSE; what O is to be multiplied by.
@@ -912,7 +973,7 @@ static __device__ __forceinline__ void end_rows(const LoomArgs *args, const Work
         if (args->lse && threadIdx.x % 4 == 0 && row + 8 * half < work->seq_q) {
             const float reference = __fmul_rn(rows->reference[half], args->scale);
             lse[(row + 8 * half) * args->lse_stride_seq] =
-                total == 0 ? __int_as_float(0xff800000) : reference + (log2_approx(total) + headroom) * ln_2;
+                total == 0 ? __int_as_float(0xff800000) : reference + log2_approx(total * unit) * ln_2;
         }
     }
 }
@@ -932,7 +993,7 @@ static __device__ __forceinline__ void hand_over(const float (&o)[depth_v / 2], 
     }
     publish_shared();
     __syncwarp();
-    if (lane == 0) barrier_arrive(bar_o_full(smem, warpgroup));
+    if (lane == 0) barrier_arrive(bar_o_full(smem, turn, warpgroup));
 }
 
 static __device__ __forceinline__ void consume(const LoomArgs *args, unsigned smem, const Tile *tiles, const Work *works, const Values *values) {
@@ -945,14 +1006,17 @@ static __device__ __forceinline__ void consume(const LoomArgs *args, unsigned sm
     consumer.k = operand(smem + smem_k, 1);
     consumer.v = operand(smem + smem_v, tile_k * 8);
     consumer.to_log2 = args->scale * log2_e;
+    consumer.warpgroup = warpgroup;
+    consumer.values = values;
     Stage stage = {0, 0};
-    for (int turn = 0;; ++turn) {
+    int turn = 0;
+    for (;; ++turn) {
         // [1] queries
         const int buffer = uniform(turn % q_buffers);
         barrier_wait(bar_q_full(smem, buffer), turn / q_buffers & 1);
-        const Work work = works[turn % work_places];
-        if (uniform(work.tile) < 0) break;
-        consumer.row = work.tile * tile_q + 64 * warpgroup + 16 * warp + lane / 4;
+        const int tile_of_q = works[turn % work_places].tile;
+        if (uniform(tile_of_q) < 0) break;
+        consumer.row = tile_of_q * tile_q + 64 * warpgroup + 16 * warp + lane / 4;
         stage.index = uniform(stage.index);
         const unsigned q = uniform(operand(smem + smem_q + buffer * q_bytes + 8192 * warpgroup, 1));
         float o[depth_v / 2];    // sum of P V: [4 * j + 2 * half + e] is row + 8 * half, column 8 * j + lane % 4 * 2 + e
@@ -962,75 +1026,42 @@ static __device__ __forceinline__ void consume(const LoomArgs *args, unsigned sm
         for (int i = 0; i < depth_v / 2; ++i) o[i] = 0;
 
         // [2] partial tiles, and full ones until there is a P to go on with
-        bool pending = false;  // P V of the tile before is still to be done
-        int stage_before = 0;  // its stage
+        // [2] tiles from the first key on; a product with P is pending from each to the next
+        const Work *of_work = &works[turn % work_places];
         unsigned what;
+        int stage_before;
         do {
-            barrier_wait(bar_k_full(smem, stage.index), stage.parity);
-            what = uniform(tiles[stage.index].what);
-            const int tile = uniform(tiles[stage.index].index);
-            const unsigned tile_class = what >> 2 * warpgroup & 3;
-            if (tile_class == 0) {
-                if (pending) finish_pv(o, p, &consumer, stage_before);
-                pending = false;
-                barrier_wait(bar_v_full(smem, stage.index), stage.parity);
-                if (lane == 0) {
-                    barrier_arrive(bar_k_empty(smem, stage.index));
-                    barrier_arrive(bar_v_empty(smem, stage.index));
-                }
-            } else {
-                float s[tile_k / 2];
-                start_qk(s, q, uniform(consumer.k + stage.index * (k_bytes / 16)));
-                if (pending) start_pv(o, p, uniform(consumer.v + stage_before * (v_bytes / 16)));
-                Span keys[2][num_spans];  // columns that this thread's rows see, found while the products run
-                bool exact = true;
-                if (tile_class == 1) {
-                    exact = keys_of_row(args, &work, consumer.row, keys[0]) & keys_of_row(args, &work, consumer.row + 8, keys[1]);
-                }
-                wgmma_wait<0>();
-                if (lane == 0) {
-                    barrier_arrive(bar_k_empty(smem, stage.index));
-                    if (pending) barrier_arrive(bar_v_empty(smem, stage_before));
-                }
-                if (tile_class == 1) {
-                    const int column = tile * tile_k + lane % 4 * 2;
-                    if (__all_sync(~0u, exact)) {
-                        hide_by_spans(s, keys, column);
-                    } else {
-                        hide_by_mask(s, args, &work, consumer.row, column);
-                    }
-                }
-                const bool both[2] = {true, true};
-                float rescale[2], part[2];
-                if (move_references(s, &rows, rescale, consumer.to_log2, both, slack)) rescale_o(o, rescale);
-                exponentials(s, p, &rows, consumer.to_log2, both, part);
-                rows.sum[0] += part[0];
-                rows.sum[1] += part[1];
-                pending = true;
-                barrier_wait(bar_checked(smem, stage.index), stage.parity);
-                const Values *of_tile = &values[stage.index];
-                if (of_tile->what == searching && anything_found(of_tile)) {
-                    spoil(o, of_tile, tile_class == 2 ? 3 : rows_that_see(args, &work, consumer.row, tile * tile_k, of_tile));
-                }
+            what = await_tile(&consumer, stage);
+            if (class_of(&consumer, what) == 0) {
+                skip_tile(&consumer, stage);
+                stage_next(&stage);
+                continue;
             }
-            stage_before = stage.index;
-            stage_next(&stage);
-        } while ((what & more_partial) || (!pending && !(what & is_last)));
+            first_tile(o, p, &rows, q, &consumer, of_work, what, stage);
+            for (;;) {
+                stage_before = stage.index;
+                stage_next(&stage);
+                if (what & is_last) {
+                    finish_pv(o, p, &consumer, stage_before);
+                    break;
+                }
+                what = await_tile(&consumer, stage);
+                if (class_of(&consumer, what) == 0) {
+                    finish_pv(o, p, &consumer, stage_before);
+                    skip_tile(&consumer, stage);
+                    stage_next(&stage);
+                    break;
+                }
+next_tile(o, p, &rows, q, &consumer, of_work, what, stage, stage_before);
+            }
+        } while (!(what & is_last));
 
-        // [3] full tiles
-        while (!(what & is_last)) {
-            what = full_tile(o, p, &rows, q, &consumer, &work, stage, stage_before);
-            stage_before = stage.index;
-            stage_next(&stage);
-        }
-        if (pending) finish_pv(o, p, &consumer, stage_before);
-
-        // [4] O and LSE
+        // [3] O and LSE
         float inverse[2];
-        end_rows(args, &works[turn % work_places], &rows, consumer.row, inverse);  // of the work anew: kept, it would hold registers
+        end_rows(args, of_work, &rows, consumer.row, inverse);
         hand_over(o, inverse, smem, warpgroup, turn);
     }
-    if (lane == 0) barrier_arrive(bar_o_full(smem, warpgroup));  // the storer sees that the works have ended
+    if (lane == 0) barrier_arrive(bar_o_full(smem, turn, warpgroup));  // the storer sees that the works have ended
 }
 
 extern "C" __global__ void __launch_bounds__(threads, 1) attnloom_forward(const __grid_constant__ LoomArgs args) {
@@ -1040,8 +1071,10 @@ extern "C" __global__ void __launch_bounds__(threads, 1) attnloom_forward(const 
     Work *works = (Work *)(shared + smem_works);
     if (threadIdx.x == 0) {
         prefetch_map(&args.q_map);
-        prefetch_map(&args.k_map);
-        prefetch_map(&args.v_map);
+        if (args.seq_k > 0) {
+            prefetch_map(&args.k_map);
+            prefetch_map(&args.v_map);
+        }
         prefetch_map(&args.o_map);
         for (int i = 0; i < stages; ++i) {
             barrier_init(bar_k_full(smem, i), 1);
@@ -1054,7 +1087,7 @@ extern "C" __global__ void __launch_bounds__(threads, 1) attnloom_forward(const 
             barrier_init(bar_q_full(smem, i), 1);
             barrier_init(bar_q_empty(smem, i), 1);
         }
-        for (int i = 0; i < warpgroups; ++i) barrier_init(bar_o_full(smem, i), 4);
+        for (int i = 0; i < 2 * warpgroups; ++i) barrier_init(bar_o_full(smem, 0, i), 4);
         barrier_init(bar_o_empty(smem), 1);
         publish_shared();
     }
