@@ -260,9 +260,10 @@ local BOX_COLUMNS, BOX_ROW_BYTES = 64, 128 -- of what one TMA instruction copies
 local WARPGROUP = 128                      -- threads
 
 -- Registers a thread of the producer's warpgroup and of a consumer, by the number of consumer warpgroups: they share out
--- what the block is launched with. Two consumers leave the producer more where they can spare it.
+-- what the block is launched with. Two consumers leave the producer more, but for those with wide tiles of S.
 local HOPPER_REGISTERS = {{40, 232}, {40, 232}, {32, 160}, {24, 112}}
-local HOPPER_FULL_REGISTERS, HOPPER_FULL_ACCUMULATORS = {24, 240}, 185
+local HOPPER_FULL_REGISTERS, HOPPER_FULL_ACCUMULATORS, HOPPER_FULL_KEYS = {24, 240}, 185, 96
+local HOPPER_WALK_REGISTERS = {56, 224} -- of two consumers where the walk is wide
 
 -- Boxes side by side that hold a row of `depth` columns.
 local function chunks(depth) return (depth + BOX_COLUMNS - 1) // BOX_COLUMNS end
@@ -276,9 +277,14 @@ function kernel.hopper_accumulators(problem, s)
     return dv // 2 + s.tile_k // 2 + s.p_sets * (s.tile_k // 4) + (s.q_registers == 1 and d // 4 or 0)
 end
 
+-- Whether the walk is more than one span of tiles, which takes the producer more registers.
+function kernel.hopper_wide_walk(problem) return functions.uses(problem).num_spans ~= 1 end
+
 function kernel.hopper_registers(problem, s)
-    if s.tile_q <= 128 and kernel.hopper_accumulators(problem, s) >= HOPPER_FULL_ACCUMULATORS then return HOPPER_FULL_REGISTERS end
-    return HOPPER_REGISTERS[s.tile_q // 64]
+    local wide = s.tile_k >= HOPPER_FULL_KEYS and kernel.hopper_accumulators(problem, s) >= HOPPER_FULL_ACCUMULATORS
+    if s.tile_q > 128 then return HOPPER_REGISTERS[s.tile_q // 64] end
+    if kernel.hopper_wide_walk(problem) then return HOPPER_WALK_REGISTERS end
+    return wide and HOPPER_FULL_REGISTERS or HOPPER_REGISTERS[s.tile_q // 64]
 end
 
 local function hopper_shared(problem, s)

@@ -130,7 +130,10 @@ local function registers(problem, pass, s, a)
     return needed
 end
 
-local HOPPER_OTHER_REGISTERS = 32 -- of a consumer: addresses, row statistics, what is in flight
+-- Of a consumer, beside what it holds through the main loop: addresses, row statistics, and exponents on their way where
+-- there are two sets of P; of the producer where its walk is wide.
+local HOPPER_OTHER_REGISTERS, HOPPER_WALK_REGISTERS = 32, 32
+local HOPPER_KEYS_A_REGISTER = 10
 
 local HOST_MOST_ROWS = 512              -- of a tile: bounds the scratch memory of a thread
 local HOST_CACHE_BYTES = 512 * 1024     -- the part of a core's L2 cache that scratch memory may fill
@@ -204,9 +207,17 @@ local RULES = {
             return "ping_pong: tile_q 64 has one warpgroup, which has nobody to take turns with"
         end},
         {nil, function(s, problem, pass)
-            local needed, limit = kernel.hopper_accumulators(problem, s) + HOPPER_OTHER_REGISTERS, kernel.hopper_registers(problem, s)[2]
+            local limit = kernel.hopper_registers(problem, s)[2]
+            local needed = kernel.hopper_accumulators(problem, s) + HOPPER_OTHER_REGISTERS
+                + (s.p_sets == 2 and s.tile_k // HOPPER_KEYS_A_REGISTER or 0)
             if needed <= limit then return nil end
             return ("needs about %d registers a thread, %d consumer warpgroups leave %d"):format(needed, s.tile_q // 64, limit)
+        end},
+        {nil, function(s, problem)
+            local registers = kernel.hopper_registers(problem, s)[1]
+            if registers >= HOPPER_WALK_REGISTERS or not kernel.hopper_wide_walk(problem) then return nil end
+            return ("the walk of this mask needs %d registers a thread of the producer, %d consumer warpgroups leave %d"):format(
+                HOPPER_WALK_REGISTERS, s.tile_q // 64, registers)
         end},
         {nil, function(s, problem, pass, a)
             local bytes = kernel.smem_bytes(problem, pass, "hopper", s)

@@ -52,12 +52,9 @@ static __device__ __forceinline__ int uniform(int x) { return __reduce_max_sync(
 // What the producer tells of the tile in a stage.
 typedef struct Tile {
     int index;
-    unsigned what;  // classes, 2 bits a warpgroup, and the bits below
+    unsigned what;  // classes, 2 bits a warpgroup, and is_last
 } Tile;
 constexpr unsigned is_last = 1u << 16;
-//@ if has_mask then
-constexpr unsigned classes_mask = 0xff;
-//@ end
 
 // The producer tells the others of the works of the block before it loads their queries; tile -1 ends them. It is at
 // most four works ahead of the storer.
@@ -411,6 +408,9 @@ static __device__ __forceinline__ unsigned await_tile(const Consumer *consumer, 
 
 static __device__ __forceinline__ unsigned class_of(const Consumer *consumer, unsigned what) { return what >> 2 * consumer->warpgroup & 3; }
 
+// Whether a tile is full for all warpgroups.
+static __device__ __forceinline__ bool is_full(unsigned what) { return (what & 0xff) == all_full; }
+
 // A tile that no row of the warpgroup sees.
 static __device__ __forceinline__ void skip_tile(const Consumer *consumer, Stage stage) {
 //@ if c.ping_pong == 1 then
@@ -424,13 +424,8 @@ static __device__ __forceinline__ void skip_tile(const Consumer *consumer, Stage
     }
 }
 
-// Score and mask of a tile.
-static __device__ __forceinline__ void shape_tile(float (&s)[tile_k / 2], const Consumer *consumer, const Work *work, int tile, unsigned tile_class) {
-    const int column = tile * tile_k + threadIdx.x % 4 * 2;
-//@ if has_score then
-    score_tile(s, consumer->args, work, work->q_start + consumer->row, work->k_start + column);
-//@ end
-    if (tile_class != 1) return;
+// Mask of a tile.
+static __device__ __forceinline__ void hide_unseen(float (&s)[tile_k / 2], const Consumer *consumer, const Work *work, int column) {
 //@ if walk == "range" then
     Span keys[2][num_spans];
     const bool exact = keys_of_row(consumer->args, work, consumer->row, keys[0]) & keys_of_row(consumer->args, work, consumer->row + 8, keys[1]);
@@ -453,25 +448,27 @@ static __device__ __forceinline__ void spoil_rows(float (&o)[depth_v / 2], const
 
 //@ end
 //@ local q_type = c.q_registers == 1 and "const unsigned (&q)[depth_qk / 4]" or "unsigned q"
-//@ for _, pending in ipairs {false, true} do
-//@ local overlap = pending and c.p_sets == 2
-//@ if not pending then
-// A tile with no product pending: the first that the warpgroup sees of a work, or one after a gap. All that concerns a row is
-// the same as in next_tile, so that its bits do not depend on which of them it meets.
-//@ text("static __device__ __forceinline__ void first_tile(float (&o)[depth_v / 2], unsigned (&p)[tile_k / 4],")
+//@ for _, alone in ipairs {true, false} do
+//@ local overlap = not alone and c.p_sets == 2
+//@ if alone then
+// A tile with no product pending: the first that the warpgroup sees of a work, and every one that is not full for all
+// warpgroups. All that concerns a row is the same as in full_tile, so that its bits do not depend on which of them it meets.
+//@ text("static __device__ __forceinline__ void lone_tile(float (&o)[depth_v / 2], unsigned (&p)[tile_k / 4],")
 //@ elseif overlap then
-// A tile after another: starts S of this tile and O += P V of the one before, which runs under the exponentials.
-//@ text("static __device__ __forceinline__ void next_tile(float (&o)[depth_v / 2], unsigned (&p)[tile_k / 4], const unsigned (&p_before)[tile_k / 4],")
+// A full tile after another tile: starts S of this one and O += P V of the one before, which runs under the exponentials.
+//@ text("static __device__ __forceinline__ void full_tile(float (&o)[depth_v / 2], unsigned (&p)[tile_k / 4], const unsigned (&p_before)[tile_k / 4],")
 //@ else
-// A tile after another: S of this tile and O += P V of the one before, then the exponentials.
-//@ text("static __device__ __forceinline__ void next_tile(float (&o)[depth_v / 2], unsigned (&p)[tile_k / 4],")
+// A full tile after another tile: S of this one and O += P V of the one before, then the exponentials.
+//@ text("static __device__ __forceinline__ void full_tile(float (&o)[depth_v / 2], unsigned (&p)[tile_k / 4],")
 //@ end
-//@ text("                                                 Rows *rows, " .. q_type .. ", const Consumer *consumer, const Work *work, unsigned what, Stage stage" .. (pending and ", int stage_before" or "") .. ") {")
-    const unsigned smem = consumer->smem, tile_class = class_of(consumer, what);
-    const int tile = consumer->tiles[stage.index].index;
+//@ text("                                                 Rows *rows, " .. q_type .. ", const Consumer *consumer, const Work *work, " .. (alone and "unsigned what, Stage stage" or "Stage stage, int stage_before") .. ") {")
+    const unsigned smem = consumer->smem;
     const float to_log2 = consumer->to_log2;
+//@ if alone or has_score then
+    const int tile = consumer->tiles[stage.index].index, column = tile * tile_k + threadIdx.x % 4 * 2;
+//@ end
     const unsigned k = uniform(consumer->k + stage.index * (k_bytes / 16));
-//@ if pending then
+//@ if not alone then
     const unsigned v = uniform(consumer->v + stage_before * (v_bytes / 16));
 //@ end
     float s[tile_k / 2];
@@ -481,7 +478,7 @@ static __device__ __forceinline__ void spoil_rows(float (&o)[depth_v / 2], const
     start_qk(s, q, k);
 //@ if overlap then
     start_pv(o, p_before, v);
-//@ elseif pending then
+//@ elseif not alone then
     start_pv(o, p, v);
 //@ end
 //@ if c.ping_pong == 1 then
@@ -491,29 +488,30 @@ static __device__ __forceinline__ void spoil_rows(float (&o)[depth_v / 2], const
     wgmma_wait<1>();
 //@ else
     wgmma_wait<0>();
-//@ if pending then
+//@ if not alone then
     if (threadIdx.x % 32 == 0) barrier_arrive(bar_v_empty(smem, stage_before));
 //@ end
 //@ end
     if (threadIdx.x % 32 == 0) barrier_arrive(bar_k_empty(smem, stage.index));
-    shape_tile(s, consumer, work, tile, tile_class);
+//@ if has_score then
+    score_tile(s, consumer->args, work, work->q_start + consumer->row, work->k_start + column);
+//@ end
     const bool none[2] = {false, false};
     float part[2];
-//@ if pending then
-    exponentials(s, p, rows, to_log2, none, part);
-    const bool over[2] = {!(part[0] < most_p), !(part[1] < most_p)};
-    const bool any_over = __any_sync(~0u, over[0] || over[1]);
-//@ else
+//@ if alone then
+    if (class_of(consumer, what) == 1) hide_unseen(s, consumer, work, column);
     // of a work's first tile the references are not set, which the sums would tell
-    const bool first = rows->reference[0] == unset && rows->reference[1] == unset;
     bool over[2] = {true, true};
-    if (!__all_sync(~0u, first)) {
+    if (!__all_sync(~0u, rows->reference[0] == unset && rows->reference[1] == unset)) {
         exponentials(s, p, rows, to_log2, none, part);
         over[0] = !(part[0] < most_p);
         over[1] = !(part[1] < most_p);
     }
-    const bool any_over = __any_sync(~0u, over[0] || over[1]);
+//@ else
+    exponentials(s, p, rows, to_log2, none, part);
+    const bool over[2] = {!(part[0] < most_p), !(part[1] < most_p)};
 //@ end
+    const bool any_over = __any_sync(~0u, over[0] || over[1]);
     barrier_wait(bar_v_full(smem, stage.index), stage.parity);  // needed next
 //@ if overlap then
     wgmma_wait<0>();  // kept behind the exponentials by the wait above
@@ -527,8 +525,8 @@ static __device__ __forceinline__ void spoil_rows(float (&o)[depth_v / 2], const
     }
     rows->sum[0] += part[0];
     rows->sum[1] += part[1];
-//@ if has_mask then
-    if ((what & classes_mask) != all_full) spoil_rows(o, consumer, work, tile, tile_class, stage);
+//@ if alone and has_mask then
+    if (!is_full(what)) spoil_rows(o, consumer, work, tile, class_of(consumer, what), stage);
 //@ end
 }
 
@@ -629,7 +627,7 @@ static __device__ __forceinline__ void hand_over(const float (&o)[depth_v / 2], 
         for (int i = 0; i < depth_v / 2; ++i) o[i] = 0;
 
         // [2] partial tiles, and full ones until there is a P to go on with
-        // [2] tiles from the first key on; a product with P is pending from each to the next
+        // [2] tiles from the first key on
         const Work *of_work = &works[turn % work_places];
         unsigned what;
         int stage_before;
@@ -643,23 +641,18 @@ static __device__ __forceinline__ void hand_over(const float (&o)[depth_v / 2], 
                 stage_next(&stage);
                 continue;
             }
-            first_tile(o, p, &rows, q, &consumer, of_work, what, stage);
-            for (;;) {
+            lone_tile(o, p, &rows, q, &consumer, of_work, what, stage);
+            for (;;) {  // full tiles that follow
 //@ for _, names in ipairs(c.p_sets == 2 and {{"p", "p_other, p"}, {"p_other", "p, p_other"}} or {{"p", "p"}}) do
                 stage_before = stage.index;
                 stage_next(&stage);
-                if (what & is_last) {
+                const unsigned next_${names[1]} = what & is_last ? 0 : await_tile(&consumer, stage);
+                if (!is_full(next_${names[1]})) {
                     finish_pv(o, ${names[1]}, &consumer, stage_before);
                     break;
                 }
-                what = await_tile(&consumer, stage);
-                if (class_of(&consumer, what) == 0) {
-                    finish_pv(o, ${names[1]}, &consumer, stage_before);
-                    skip_tile(&consumer, stage);
-                    stage_next(&stage);
-                    break;
-                }
-//@ text("next_tile(o, " .. names[2] .. ", &rows, q, &consumer, of_work, what, stage, stage_before);")
+                what = next_${names[1]};
+//@ text("full_tile(o, " .. names[2] .. ", &rows, q, &consumer, of_work, stage, stage_before);")
 //@ end
             }
         } while (!(what & is_last));
