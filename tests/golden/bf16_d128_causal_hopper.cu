@@ -543,6 +543,7 @@ static __device__ __forceinline__ void search(const LoomArgs *args, unsigned sme
         const int what = values[stage.index].what;
         if (what == search_ends) break;
         if (what == searching) search_part(&values[stage.index], smem + smem_v + stage.index * v_bytes, searcher);
+        barrier_wait(bar_checked(smem, stage.index), stage.parity ^ 1);  // nobody else waits where all or none see the tile
         __syncwarp();
         if (threadIdx.x % 32 == 0) {
             barrier_arrive(bar_checked(smem, stage.index));
@@ -717,7 +718,9 @@ static __device__ __forceinline__ void store(const LoomArgs *args, unsigned smem
             }
             stores_commit();
         }
-        if (work->tile < 0) break;
+        const bool ends = work->tile < 0;
+        __syncwarp();  // all lanes have read what may be overwritten now
+        if (ends) break;
         if (threadIdx.x % 32 == 0) {
             stores_read();
             barrier_arrive(bar_q_empty(smem, turn % q_buffers));
@@ -833,7 +836,7 @@ static __device__ __forceinline__ bool move_references(const float (&s)[tile_k /
         const bool moves = may_move[half] && highest > before;
         if (moves) rows->reference[half] = highest;
         rescale[half] = moves ? exp2_approx((before - highest) * to_log2) : 1;
-        rows->sum[half] *= rescale[half];
+        rows->sum[half] = __fmul_rn(rows->sum[half], rescale[half]);
         moved = moved || (moves && before != unset);  // before: O is still 0
     }
     return __any_sync(~0u, moved);
@@ -846,7 +849,7 @@ static __device__ __forceinline__ void rescale_o(float (&o)[depth_v / 2], const 
 
 // What is added to a scaled S to make an exponent of P; NaN where that is not exact enough, so that the row's sum tells.
 static __device__ __forceinline__ float exponent_base(float reference, float to_log2) {
-    const float scaled = reference * to_log2;
+    const float scaled = __fmul_rn(reference, to_log2);
     return fabsf(scaled) < most_exact ? -scaled - headroom : __int_as_float(0x7fc00000);
 }
 
@@ -875,10 +878,13 @@ static __device__ __forceinline__ bool any_of_row(bool condition) {
     return quad & 15;
 }
 
-// Waits for the keys of a tile; what the producer tells of it.
-static __device__ __forceinline__ unsigned await_tile(const Consumer *consumer, Stage stage) {
+// Waits for the keys of a tile; its index, and what the producer tells of it.
+static __device__ __forceinline__ unsigned await_tile(const Consumer *consumer, Stage stage, int *index) {
     barrier_wait(bar_k_full(consumer->smem, stage.index), stage.parity);
-    return uniform(consumer->tiles[stage.index].what);
+    const Tile tile = consumer->tiles[stage.index];
+    __syncwarp();  // all lanes have read it: one of them will tell that it may be overwritten
+    *index = tile.index;
+    return uniform(tile.what);
 }
 
 static __device__ __forceinline__ unsigned class_of(const Consumer *consumer, unsigned what) { return what >> 2 * consumer->warpgroup & 3; }
@@ -891,6 +897,7 @@ static __device__ __forceinline__ void skip_tile(const Consumer *consumer, Stage
     turn_take(consumer->warpgroup);
     turn_give(consumer->warpgroup);
     barrier_wait(bar_v_full(consumer->smem, stage.index), stage.parity);
+    __syncwarp();
     if (threadIdx.x % 32 == 0) {
         barrier_arrive(bar_k_empty(consumer->smem, stage.index));
         barrier_arrive(bar_v_empty(consumer->smem, stage.index));
@@ -912,17 +919,19 @@ static __device__ __forceinline__ void hide_unseen(float (&s)[tile_k / 2], const
 static __device__ __forceinline__ void spoil_rows(float (&o)[depth_v / 2], const Consumer *consumer, const Work *work, int tile, unsigned tile_class, Stage stage) {
     barrier_wait(bar_checked(consumer->smem, stage.index), stage.parity);
     const Values *values = &consumer->values[stage.index];
-    if (values->what != searching || !anything_found(values)) return;
-    spoil(o, values, tile_class == 2 ? 3 : rows_that_see(consumer->args, work, consumer->row, tile * tile_k, values));
+    if (values->what == searching && anything_found(values)) {
+        spoil(o, values, tile_class == 2 ? 3 : rows_that_see(consumer->args, work, consumer->row, tile * tile_k, values));
+    }
+    __syncwarp();  // all lanes have read what may be overwritten after the product
 }
 
 // A tile with no product pending: the first that the warpgroup sees of a work, and every one that is not full for all
 // warpgroups. All that concerns a row is the same as in full_tile, so that its bits do not depend on which of them it meets.
 static __device__ __forceinline__ void lone_tile(float (&o)[depth_v / 2], unsigned (&p)[tile_k / 4],
-                                                 Rows *rows, unsigned q, const Consumer *consumer, const Work *work, unsigned what, Stage stage) {
+                                                 Rows *rows, unsigned q, const Consumer *consumer, const Work *work, int tile, unsigned what, Stage stage) {
     const unsigned smem = consumer->smem;
     const float to_log2 = consumer->to_log2;
-    const int tile = consumer->tiles[stage.index].index, column = tile * tile_k + threadIdx.x % 4 * 2;
+    const int column = tile * tile_k + threadIdx.x % 4 * 2;
     const unsigned k = uniform(consumer->k + stage.index * (k_bytes / 16));
     float s[tile_k / 2];
     turn_take(consumer->warpgroup);
@@ -955,7 +964,7 @@ static __device__ __forceinline__ void lone_tile(float (&o)[depth_v / 2], unsign
 
 // A full tile after another tile: starts S of this one and O += P V of the one before, which runs under the exponentials.
 static __device__ __forceinline__ void full_tile(float (&o)[depth_v / 2], unsigned (&p)[tile_k / 4], const unsigned (&p_before)[tile_k / 4],
-                                                 Rows *rows, unsigned q, const Consumer *consumer, const Work *work, Stage stage, int stage_before) {
+                                                 Rows *rows, unsigned q, const Consumer *consumer, const Work *work, int tile, Stage stage, int stage_before) {
     const unsigned smem = consumer->smem;
     const float to_log2 = consumer->to_log2;
     const unsigned k = uniform(consumer->k + stage.index * (k_bytes / 16));
@@ -1050,39 +1059,39 @@ static __device__ __forceinline__ void consume(const LoomArgs *args, unsigned sm
 #pragma unroll
         for (int i = 0; i < depth_v / 2; ++i) o[i] = 0;
 
-        // [2] partial tiles, and full ones until there is a P to go on with
         // [2] tiles from the first key on
         const Work *of_work = &works[turn % work_places];
         unsigned what;
         int stage_before;
         unsigned p_other[tile_k / 4];  // P of neighbours has places of its own, since one is read while the other is made
         do {
-            what = await_tile(&consumer, stage);
+            int tile;
+            what = await_tile(&consumer, stage, &tile);
             if (class_of(&consumer, what) == 0) {
                 skip_tile(&consumer, stage);
                 stage_next(&stage);
                 continue;
             }
-            lone_tile(o, p, &rows, q, &consumer, of_work, what, stage);
+            lone_tile(o, p, &rows, q, &consumer, of_work, tile, what, stage);
             for (;;) {  // full tiles that follow
                 stage_before = stage.index;
                 stage_next(&stage);
-                const unsigned next_p = what & is_last ? 0 : await_tile(&consumer, stage);
+                const unsigned next_p = what & is_last ? 0 : await_tile(&consumer, stage, &tile);
                 if (!is_full(next_p)) {
                     finish_pv(o, p, &consumer, stage_before);
                     break;
                 }
                 what = next_p;
-full_tile(o, p_other, p, &rows, q, &consumer, of_work, stage, stage_before);
+full_tile(o, p_other, p, &rows, q, &consumer, of_work, tile, stage, stage_before);
                 stage_before = stage.index;
                 stage_next(&stage);
-                const unsigned next_p_other = what & is_last ? 0 : await_tile(&consumer, stage);
+                const unsigned next_p_other = what & is_last ? 0 : await_tile(&consumer, stage, &tile);
                 if (!is_full(next_p_other)) {
                     finish_pv(o, p_other, &consumer, stage_before);
                     break;
                 }
                 what = next_p_other;
-full_tile(o, p, p_other, &rows, q, &consumer, of_work, stage, stage_before);
+full_tile(o, p, p_other, &rows, q, &consumer, of_work, tile, stage, stage_before);
             }
         } while (!(what & is_last));
 

@@ -70,6 +70,7 @@ static __device__ __forceinline__ void search(const LoomArgs *args, unsigned sme
         const int what = values[stage.index].what;
         if (what == search_ends) break;
         if (what == searching) search_part(&values[stage.index], smem + smem_v + stage.index * v_bytes, searcher);
+        barrier_wait(bar_checked(smem, stage.index), stage.parity ^ 1);  // nobody else waits where all or none see the tile
         __syncwarp();
         if (threadIdx.x % 32 == 0) {
             barrier_arrive(bar_checked(smem, stage.index));
