@@ -130,9 +130,9 @@ local function registers(problem, pass, s, a)
     return needed
 end
 
--- Of a consumer, beside what it holds through the main loop: addresses, row statistics, and exponents on their way where
--- there are two sets of P; of the producer where its walk is wide.
-local HOPPER_OTHER_REGISTERS, HOPPER_WALK_REGISTERS = 32, 32
+-- Of a consumer, beside what it holds through the main loop: addresses, row statistics, what a score needs, and exponents on
+-- their way where there are two sets of P; of the producer where its walk is wide.
+local HOPPER_OTHER_REGISTERS, HOPPER_SCORE_REGISTERS, HOPPER_WALK_REGISTERS = 32, 8, 32
 local HOPPER_KEYS_A_REGISTER = 10
 
 local HOST_MOST_ROWS = 512              -- of a tile: bounds the scratch memory of a thread
@@ -209,7 +209,7 @@ local RULES = {
         {nil, function(s, problem, pass)
             local limit = kernel.hopper_registers(problem, s)[2]
             local needed = kernel.hopper_accumulators(problem, s) + HOPPER_OTHER_REGISTERS
-                + (s.p_sets == 2 and s.tile_k // HOPPER_KEYS_A_REGISTER or 0)
+                + (problem.score and HOPPER_SCORE_REGISTERS or 0) + (s.p_sets == 2 and s.tile_k // HOPPER_KEYS_A_REGISTER or 0)
             if needed <= limit then return nil end
             return ("needs about %d registers a thread, %d consumer warpgroups leave %d"):format(needed, s.tile_q // 64, limit)
         end},

@@ -106,7 +106,7 @@ static const struct spill {
     {"mma", "forward", "tile=128x64 warps=4 ", 64, "d=128: 338 against 316 of 128x32 and 289 of 64x64"},
     /* Of target hopper nearly all is of the producer, which has 24 registers and time to spare. */
     {"hopper", "forward", "tile=128x128 ", 64, "d=128 causal, 8192 keys: 672 against 597 of 128x64"},
-    {"hopper", "forward", "tile=256x64 ", 36, "d=64 causal, 512 keys: 267 against 222 of 192x128"},
+    {"hopper", "forward", "tile=256x64 ", 40, "d=64 causal, 512 keys: 267 against 222 of 192x128"},
 };
 
 static loom_context *context;
