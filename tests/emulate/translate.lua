@@ -1,0 +1,133 @@
+-- translate: the text of an emitted hopper kernel as C++ for emulate.h: every `asm` becomes a call. An instruction that
+-- it does not know is an error.
+--
+--     translate(source, "attnloom_forward") -> text that exports `extern "C" void emu_kernel(const void *args)`
+--
+-- Called by tests/test_emulate.c.
+
+-- A part of the instruction's text, and the call; $* is all operands, $1 the first.
+local CALLS = {
+    {"mbarrier.init", "emu_barrier_init($*);"},
+    {"mbarrier.try_wait", "emu_barrier_wait($*);"},
+    {"mbarrier.arrive.expect_tx", "emu_barrier_arrive($*);"},
+    {"mbarrier.arrive.shared", "ptx_arrive($*);"},
+    {"barrier.cta.sync %0, 256", "emu_named_barrier($1, 256, 1);"},
+    {"barrier.cta.arrive %0, 256", "emu_named_barrier($1, 256, 0);"},
+    {"cp.async.bulk.tensor.5d.shared", "emu_load($*);"},
+    {"cp.async.bulk.tensor.5d.global", "emu_store($*);"},
+    {"cp.async.bulk.commit_group", ";"},
+    {"cp.async.bulk.wait_group.read 0", "emu_stores_wait();"},
+    {"fence.proxy.async", ";"},
+    {"prefetch.tensormap", ";"},
+    {"setmaxnreg", ";"},
+    {"wgmma.fence", "emu_wgmma_fence();"},
+    {"wgmma.commit_group", "emu_wgmma_commit();"},
+    {"wgmma.wait_group", "emu_wgmma_wait($1);"},
+    {"ldmatrix.sync.aligned.m8n8.x4.shared", "ptx_ldmatrix($*);"},
+    {"stmatrix.sync.aligned.m8n8.x4.shared", "ptx_stmatrix($*);"},
+    {"ex2.approx", "ptx_ex2($*);"},
+    {"lg2.approx", "ptx_lg2($*);"},
+    {"rcp.approx", "ptx_rcp($*);"},
+    {"tanh.approx", "ptx_tanh($*);"},
+    {"cvt.rn.bf16x2.f32", "ptx_pack_bf16($*);"},
+    {"cvt.rn.f16x2.f32", "ptx_pack_fp16($*);"},
+    {"ld.shared.v4.b32", "ptx_load_4_words($*);"},
+    {"ld.shared.b32", "ptx_load_word($*);"},
+    {"st.shared.b32", "ptx_store_word($*);"},
+    {"fma.rn.bf16x2 %0, %1, %2, %0", "ptx_zero_fma_bf16($*);"},
+    {"fma.rn.f16x2 %0, %1, %2, %0", "ptx_zero_fma_fp16($*);"},
+    {"mov.b64 %0, {%1, %2}", "ptx_words($*);"},
+}
+
+-- Index behind the parenthesis that closes the one at `from`; strings may hold others.
+local function behind(text, from)
+    local depth, at = 0, from
+    while true do
+        local c = text:sub(at, at)
+        if c == "" then error("no end of: " .. text:sub(from, from + 80)) end
+        if c == '"' then
+            repeat
+                at = at + (text:sub(at, at) == "\\" and 2 or 1)
+            until text:sub(at, at) == '"'
+        end
+        depth = depth + (c == "(" and 1 or c == ")" and -1 or 0)
+        at = at + 1
+        if depth == 0 then return at end
+    end
+end
+
+-- "text" "more" : "=r"(x) : "r"(y + 1) -> the instruction and the expressions of its operands.
+local function parts(body)
+    local words, at = {}, 1
+    while true do
+        local _, stop, word = body:find('^%s*"([^"]*)"', at)
+        if not stop then break end
+        words[#words + 1] = word
+        at = stop + 1
+    end
+    local operands = {}
+    while true do
+        local _, open = body:find('"[=+]?[rflhn]"%s*%(', at)
+        if not open then break end
+        at = behind(body, open)
+        operands[#operands + 1] = body:sub(open + 1, at - 2)
+    end
+    return table.concat(words), operands
+end
+
+-- The array of which operands first..last are the elements from some first one on.
+local function array_of(operands, first, last)
+    local name, from = operands[first]:match("^(.*)%[(%d+)%]$")
+    for i = first, last do
+        local wanted = ("%s[%d]"):format(name, tonumber(from) + i - first)
+        if operands[i] ~= wanted then error(("wgmma: operand %s, not %s"):format(operands[i], wanted)) end
+    end
+    return "&" .. operands[first]
+end
+
+local function wgmma(instruction, operands)
+    local n, dtype = instruction:match("wgmma%.mma_async%.sync%.aligned%.m64n(%d+)k16%.f32%.([bf16]+)%.")
+    local sums = n // 2
+    local from_registers = #operands == sums + 5
+    local tail = instruction:match("add, 1, 1, ([%d, ]+);}$")  -- whether A, if in shared memory, and B are transposed
+    local transposed = tail and tail:match(from_registers and "^(%d)$" or "^0, (%d)$")
+    if not transposed or not (from_registers or #operands == sums + 2) then error("wgmma of another form: " .. instruction) end
+    local adds = instruction:find("setp.eq.b32 add, 0, 0;", 1, true) and 1
+        or instruction:find("setp.ne.b32 add, 0, 0;", 1, true) and 0 or error("wgmma: does it add?")
+    local a = from_registers and array_of(operands, sums + 1, sums + 4) .. ", 0"
+        or "nullptr, " .. operands[sums + 1]
+    return ("emu_wgmma(%d, %d, %d, %s, %s, %s, %s);"):format(n, dtype == "bf16" and 1 or 0, adds, array_of(operands, 1, sums), a,
+                                                        operands[#operands], transposed)
+end
+
+local function call_of(instruction, operands)
+    if instruction == "" then return ";" end
+    if instruction:find("wgmma.mma_async", 1, true) then return wgmma(instruction, operands) end
+    for _, row in ipairs(CALLS) do
+        if instruction:find(row[1], 1, true) then
+            return (row[2]:gsub("%$(.)", function(which)
+                return which == "*" and table.concat(operands, ", ") or operands[tonumber(which)]
+            end))
+        end
+    end
+    error("no emulation of: " .. instruction)
+end
+
+return function(source, symbol)
+    local out, at = {'#include "device.h"\n'}, 1
+    while true do
+        local first, open = source:find("%f[%w_]asm%s*%(", at)
+        local first_volatile, open_volatile = source:find("%f[%w_]asm volatile%s*%(", at)
+        if not first or (first_volatile and first_volatile < first) then first, open = first_volatile, open_volatile end
+        if not first then break end
+        local stop = behind(source, open)
+        out[#out + 1] = source:sub(at, first - 1)
+        out[#out + 1] = call_of(parts(source:sub(open + 1, stop - 2)))
+        at = source:find(";", stop, true) + 1
+    end
+    out[#out + 1] = source:sub(at)
+    local text, num = table.concat(out):gsub("extern __shared__ [^\n]- shared%[%];", "unsigned char *const shared = emu_shared;")
+    if num ~= 1 then error("the kernel does not declare its shared memory as expected") end
+    return text .. ('\nextern "C" __attribute__((visibility("default"))) void emu_kernel(const void *args) { %s(*(const LoomArgs *)args); }\n')
+        :format(symbol)
+end

@@ -1,0 +1,694 @@
+/* test_emulate.c - the protocol of the emitted hopper kernels without a GPU: a driver of our own takes the
+ * place of CUDA's, and its launches run on the CPU in the emulator of tests/emulate/. Outputs are held to
+ * float64 with the limits of test_numerics, rows to equal bits whatever their neighbours and tile, and
+ * kernels with a fault put in must be found.
+ *
+ * ctest: slow
+ *
+ * NVRTC's stand-in of tests/fixtures/ "compiles"; what is emulated is compiled by the C++ compiler that CMake
+ * found. Skipped where there is none.
+ */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <ftw.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+#include <lauxlib.h>
+#include <lua.h>
+#include <lualib.h>
+
+#include "device.h"
+#include "emulate/emulate.h"
+#include "harness.h"
+#include "part.h"
+
+#define COUNT(x) (sizeof(x) / sizeof *(x))
+
+enum { SKIP = 77, PATH_BYTES = 512 };
+
+static char folder[] = "/tmp/attnloom-emulate-XXXXXX";
+static loom_context *context;
+static lua_State *lua;
+
+/* -- A driver whose device is the emulator ------------------------------------------------------------ */
+
+typedef struct module {
+    char *text, symbol[64];
+    void *library;
+    void (*kernel)(const void *args);
+} module;
+
+static struct {
+    unsigned max_blocks; /* of a launch: the kernels are persistent, any number will do */
+    uint64_t seed;
+    const char *from, *to; /* NULL, or what is replaced in the text of kernels that are compiled now */
+    int num_libraries, num_launches;
+    char failure[2048]; /* of the last launch */
+} emulator;
+
+/* Replaces every `from`; there must be one. */
+static char *with_fault(const char *text) {
+    size_t from_bytes = strlen(emulator.from), to_bytes = strlen(emulator.to), num = 0;
+    for (const char *at = text; (at = strstr(at, emulator.from)); at += from_bytes) num++;
+    if (!num) fail_msg("the kernel has no `%s`", emulator.from);
+    char *made = calloc(1, strlen(text) + num * to_bytes + 1), *end = made;
+    for (const char *at; (at = strstr(text, emulator.from)); text = at + from_bytes) {
+        end = mempcpy(end, text, (size_t)(at - text));
+        end = mempcpy(end, emulator.to, to_bytes);
+    }
+    strcpy(end, text);
+    return made;
+}
+
+static void compile(module *m) {
+    char path[PATH_BYTES], command[3 * PATH_BYTES];
+    char *text = emulator.from ? with_fault(m->text) : strdup(m->text);
+    lua_getfield(lua, LUA_REGISTRYINDEX, "translate");
+    lua_pushstring(lua, text);
+    lua_pushstring(lua, m->symbol);
+    if (lua_pcall(lua, 2, 1, 0) != LUA_OK) fail_msg("%s", lua_tostring(lua, -1));
+    snprintf(path, sizeof path, "%s/%d.cpp", folder, emulator.num_libraries);
+    FILE *file = fopen(path, "wb");
+    assert_non_null(file);
+    fputs(lua_tostring(lua, -1), file);
+    fclose(file);
+    lua_settop(lua, 0);
+    free(text);
+    snprintf(command, sizeof command,
+             "%s -std=c++11 -O1 -w -Wno-psabi -fPIC -shared -Itests/emulate -o %s/%d.so %s", EMULATE_CXX,
+             folder, emulator.num_libraries, path);
+    if (system(command) != 0) fail_msg("failed: %s", command);
+    snprintf(path, sizeof path, "%s/%d.so", folder, emulator.num_libraries++);
+    m->library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    if (!m->library) fail_msg("%s", dlerror());
+    *(void **)&m->kernel = dlsym(m->library, "emu_kernel");
+    assert_non_null(m->kernel);
+}
+
+enum { NUM_SMS = 132, FAILED = 700 };
+
+static int d_init(unsigned flags) { return (int)flags; }
+static int d_version(int *version) { return *version = 12040, 0; }
+static int d_count(int *count) { return *count = 1, 0; }
+static int d_get(int *device, int ordinal) { return *device = ordinal, 0; }
+static int d_name(char *name, int capacity, int device) {
+    return (void)device, snprintf(name, (size_t)capacity, "emulator") < 0;
+}
+static int d_attribute(int *value, int attribute, int device) {
+    (void)device;
+    *value = attribute == 75   ? 9
+             : attribute == 76 ? 0
+             : attribute == 16 ? NUM_SMS
+             : attribute == 97 ? 232448
+                               : 233472;
+    return 0;
+}
+static int d_memory(size_t *bytes, int device) { return (void)device, *bytes = (size_t)1 << 36, 0; }
+static int d_error(int result, const char **name) {
+    return *name = result == FAILED ? "emulator" : "CUDA_ERROR", 0;
+}
+static int d_retain(loom__cuda_handle *primary, int device) { return (void)device, *primary = &emulator, 0; }
+static int d_release(int device) { return (void)device, 0; }
+static int d_push(loom__cuda_handle primary) { return primary != &emulator; }
+static int d_pop(loom__cuda_handle *primary) { return *primary = &emulator, 0; }
+static int d_current(loom__cuda_handle *primary) { return *primary = &emulator, 0; }
+static int d_synchronize(void) { return 0; }
+
+/* The stand-in's binary is the source. */
+static int d_load(loom__cuda_handle *loaded, const void *image) {
+    module *m = calloc(1, sizeof *m);
+    m->text = strdup(image);
+    return *loaded = m, 0;
+}
+static int d_unload(loom__cuda_handle loaded) {
+    module *m = loaded;
+    if (m->library) dlclose(m->library);
+    free(m->text);
+    free(m);
+    return 0;
+}
+static int d_function(loom__cuda_handle *function, loom__cuda_handle loaded, const char *name) {
+    module *m = loaded;
+    snprintf(m->symbol, sizeof m->symbol, "%s", name);
+    return *function = m, 0;
+}
+static int d_set(loom__cuda_handle function, int attribute, int value) {
+    return (void)function, (void)attribute, (void)value, 0;
+}
+
+static int d_launch(loom__cuda_handle function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+                    unsigned block_x, unsigned block_y, unsigned block_z, unsigned smem_bytes,
+                    loom__cuda_handle stream, void **parameters, void **extra) {
+    module *m = function;
+    (void)grid_y, (void)grid_z, (void)block_y, (void)block_z, (void)stream, (void)extra;
+    if (!m->kernel) compile(m);
+    const emu_launch launch = {.kernel = m->kernel,
+                               .args = parameters[0],
+                               .blocks = grid_x < emulator.max_blocks ? grid_x : emulator.max_blocks,
+                               .threads = block_x,
+                               .smem_bytes = smem_bytes,
+                               .seed = emulator.seed};
+    emulator.num_launches++;
+    const char *failure = emu_run(&launch);
+    snprintf(emulator.failure, sizeof emulator.failure, "%s", failure ? failure : "");
+    return failure ? FAILED : 0;
+}
+
+static int d_alloc(loom__device_ptr *pointer, size_t bytes) {
+    return *pointer = (uintptr_t)aligned_alloc(256, (bytes + 255) / 256 * 256), *pointer == 0;
+}
+static int d_free(loom__device_ptr pointer) { return free((void *)(uintptr_t)pointer), 0; }
+static int d_upload(loom__device_ptr to, const void *from, size_t bytes) {
+    return memcpy((void *)(uintptr_t)to, from, bytes), 0;
+}
+static int d_download(void *to, loom__device_ptr from, size_t bytes) {
+    return memcpy(to, (void *)(uintptr_t)from, bytes), 0;
+}
+
+_Static_assert(sizeof(emu_map) == LOOM__MAP_BYTES, "a map");
+
+static int d_encode(void *map, int type, unsigned rank, void *address, const uint64_t *extents,
+                    const uint64_t *strides, const uint32_t *box, const uint32_t *steps, int interleave,
+                    int swizzle, int promotion, int fill) {
+    enum { SWIZZLE_128B = 3 };
+    (void)type, (void)steps, (void)promotion;
+    emu_map made = {.data = address};
+    if (rank != COUNT(made.extents) || swizzle != SWIZZLE_128B || interleave || fill ||
+        (uintptr_t)address % 16)
+        return 1;
+    memcpy(made.extents, extents, sizeof made.extents);
+    memcpy(made.strides, strides, sizeof made.strides);
+    memcpy(made.box, box, sizeof made.box);
+    memcpy(map, &made, sizeof made);
+    return 0;
+}
+
+static const loom__driver_api DRIVER = {.init = d_init,
+                                        .driver_version = d_version,
+                                        .device_count = d_count,
+                                        .device_get = d_get,
+                                        .device_name = d_name,
+                                        .device_attribute = d_attribute,
+                                        .device_memory = d_memory,
+                                        .error_name = d_error,
+                                        .primary_retain = d_retain,
+                                        .primary_release = d_release,
+                                        .context_push = d_push,
+                                        .context_pop = d_pop,
+                                        .context_current = d_current,
+                                        .context_synchronize = d_synchronize,
+                                        .module_load = d_load,
+                                        .module_unload = d_unload,
+                                        .module_function = d_function,
+                                        .function_set = d_set,
+                                        .launch = d_launch,
+                                        .memory_alloc = d_alloc,
+                                        .memory_free = d_free,
+                                        .memory_upload = d_upload,
+                                        .memory_download = d_download,
+                                        .map_encode = d_encode};
+
+/* -- Launches ----------------------------------------------------------------------------------------- */
+
+typedef struct run {
+    loom_shape shape;
+    unsigned blocks;
+    uint64_t seed;      /* of the inputs and of the order of threads */
+    double spread;      /* of q and of k; 0 means 1 */
+    int num_not_finite; /* values of v that are NaN or infinite */
+    loom__layout layout;
+} run;
+#define RUN(batch, heads_q, heads_kv, seq_q, seq_k, num_blocks, ...)                                         \
+    { .shape = {batch, heads_q, heads_kv, seq_q, seq_k}, .blocks = num_blocks, .seed = __VA_ARGS__ }
+
+typedef struct kernel {
+    const char *problem, *schedule; /* NULL: the generator's choice */
+    run runs[4];
+} kernel;
+
+/* Its kernel is compiled when it is first launched. */
+static loom_plan *plan_of(const char *problem, const char *schedule) {
+    loom_plan_desc desc = LOOM_PLAN_DESC_INIT;
+    loom_plan *plan = NULL;
+    loom_error error = LOOM_ERROR_INIT;
+    desc.problem = problem;
+    desc.target = "hopper";
+    desc.schedule = schedule;
+    desc.alignment = 16;
+    if (loom_plan_create(context, &desc, &plan, &error))
+        fail_msg("\"%s\": %s: %s", problem, error.field, error.text);
+    return plan;
+}
+
+static loom__rig *rig_of(const loom_plan *plan, const run *r, int64_t q_start) {
+    loom__rig_options options = LOOM__RIG_OPTIONS_INIT;
+    loom__rig *rig = NULL;
+    loom_error error = LOOM_ERROR_INIT;
+    options.shape = r->shape;
+    options.seed = r->seed;
+    options.layout = r->layout;
+    options.q_start = q_start;
+    if (loom__rig_create(context, plan, 0, &options, &rig, &error))
+        fail_msg("%s: %s", error.field, error.text);
+    loom__rig_noise(rig, LOOM__RIG_Q, r->seed, r->spread != 0 ? r->spread : 1);
+    loom__rig_noise(rig, LOOM__RIG_K, r->seed, r->spread != 0 ? r->spread : 1);
+    emulator.max_blocks = r->blocks;
+    emulator.seed = r->seed;
+    return rig;
+}
+
+/* NULL, or what went wrong. */
+static const char *launch(loom__rig *rig) {
+    loom_error error = LOOM_ERROR_INIT;
+    emulator.failure[0] = 0;
+    emulator.num_launches = 0;
+    loom_status status = loom__rig_run(rig, LOOM_FORWARD, &error);
+    if (!status && emulator.num_launches > 1) return "more than one kernel was launched";
+    if (!status) return NULL;
+    if (!emulator.failure[0])
+        snprintf(emulator.failure, sizeof emulator.failure, "%s: %.1900s", error.field, error.text);
+    return emulator.failure;
+}
+
+/* A value that is not finite makes NaN of its column in rows that see some of them in the same tile; so in
+ * one tile of a head they share a column. */
+static void spoil(loom__rig *rig, const loom_plan *plan, int num) {
+    int tile_q = 0, tile_k = 0;
+    const loom_shape *shape = &rig->options.shape;
+    sscanf(loom_plan_text(plan, LOOM_TEXT_SCHEDULE), "tile=%dx%d", &tile_q, &tile_k);
+    assert_true(tile_k > 0);
+    for (int64_t i = 0; i < num; i++) {
+        int64_t key = (i * 7919 + 41) % shape->seq_k, batch = i % shape->batch,
+                head = i / 2 % shape->heads_kv;
+        int64_t column = (key / tile_k * 29 + head * 13 + 5) % rig->reference->dv;
+        loom__rig_set(rig, LOOM__RIG_V, batch, key, head, column,
+                      i % 3 == 0   ? NAN
+                      : i % 3 == 1 ? INFINITY
+                                   : -INFINITY);
+    }
+}
+
+/* Infinities count as NaN: kernels may answer either. */
+static void infinities_to_nan(loom__rig *rig, loom__rig_name name) {
+    const loom__rig_tensor *t = &rig->tensors[name];
+    for (int64_t b = 0; b < t->dims[0]; b++)
+        for (int64_t i = 0; i < t->dims[1]; i++)
+            for (int64_t h = 0; h < t->dims[2]; h++)
+                for (int64_t x = 0; x < t->dims[3]; x++)
+                    if (isinf(loom__rig_get(rig, name, b, i, h, x)))
+                        loom__rig_set(rig, name, b, i, h, x, NAN);
+}
+
+/* NULL, or how a launch failed or was wrong. Valid until the next call. */
+static const char *failure_of(const loom_plan *plan, const run *r) {
+    static char text[2048];
+    loom_error error = LOOM_ERROR_INIT;
+    loom__rig_report report = {.fine = false};
+    loom__rig *rig = rig_of(plan, r, LOOM_DEFAULT_START);
+    spoil(rig, plan, r->num_not_finite);
+    const char *failure = launch(rig);
+    if (!failure) {
+        if (r->num_not_finite) {
+            infinities_to_nan(rig, LOOM__RIG_V);
+            infinities_to_nan(rig, LOOM__RIG_O);
+        }
+        if (loom__rig_compare(rig, LOOM_FORWARD, &report, &error))
+            fail_msg("%s: %s", error.field, error.text);
+        loom__rig_explain(&report, text, sizeof text);
+        failure = report.fine ? NULL : text;
+    }
+    loom__rig_destroy(rig);
+    return failure;
+}
+
+static void check_run(const kernel *k, const loom_plan *plan, const run *r) {
+    const char *failure = failure_of(plan, r);
+    if (!failure) return;
+    fail_msg("\"%s\", \"%s\", batch=%lld heads=%lld:%lld seq=%lld:%lld, %u blocks, seed %llu, spread %g, %d "
+             "values not finite, "
+             "layout %s: %s",
+             k->problem, loom_plan_text(plan, LOOM_TEXT_SCHEDULE), (long long)r->shape.batch,
+             (long long)r->shape.heads_q, (long long)r->shape.heads_kv, (long long)r->shape.seq_q,
+             (long long)r->shape.seq_k, r->blocks, (unsigned long long)r->seed, r->spread, r->num_not_finite,
+             loom__layout_names[r->layout], failure);
+}
+
+/* -- Against float64 ---------------------------------------------------------------------------------- */
+
+static const kernel KERNELS[] = {
+    {"bf16 d=128",
+     "tile=128x128 stages=2 q_buffers=2 q_registers=0 p_sets=2 ping_pong=1",
+     {RUN(1, 2, 1, 300, 413, 2, 1), RUN(2, 2, 1, 64, 0, 2, 3), RUN(1, 1, 1, 128, 1, 1, 4)}},
+    {"bf16 d=128 causal",
+     "tile=128x128 stages=2 q_buffers=2 q_registers=0 p_sets=2 ping_pong=1",
+     {RUN(1, 2, 1, 300, 413, 2, 1, .num_not_finite = 5, .layout = LOOM__LAYOUT_PADDED),
+      RUN(1, 3, 1, 257, 500, 2, 4, .num_not_finite = 30)}},
+    {"bf16 d=128 causal",
+     "tile=128x64 stages=5 q_buffers=1 q_registers=1 p_sets=2 ping_pong=1",
+     {RUN(1, 2, 1, 300, 130, 2, 3), RUN(1, 2, 1, 257, 300, 2, 4, .spread = 3, .num_not_finite = 30),
+      RUN(1, 1, 1, 257, 300, 2, 7, .spread = 30)}},
+    {"bf16 d=64 causal",
+     "tile=256x64 stages=6 q_buffers=2 q_registers=0 p_sets=1 ping_pong=1",
+     {RUN(1, 2, 1, 500, 130, 2, 3),
+      RUN(1, 3, 1, 257, 300, 2, 4, .spread = 3, .num_not_finite = 30, .layout = LOOM__LAYOUT_HEADS_FIRST)}},
+    {"bf16 d=64 mask={(q + 3*k) % 5 != 0}",
+     "tile=128x64 stages=3 q_buffers=2 q_registers=0 p_sets=2 ping_pong=1",
+     {RUN(1, 2, 1, 130, 260, 2, 2, .num_not_finite = 9)}},
+    {"bf16 d=64 mask={(q / 64 + k / 64) % 3 != 1 & (causal | k < 4)}",
+     "tile=128x64 stages=2 q_buffers=1 q_registers=1 p_sets=2 ping_pong=1",
+     {RUN(1, 1, 1, 300, 900, 2, 3, .num_not_finite = 30)}},
+    {"fp16 d=72:40 causal score={softcap(20)}",
+     "tile=128x64 stages=2 q_buffers=1 q_registers=0 p_sets=2 ping_pong=0",
+     {RUN(1, 2, 1, 200, 213, 2, 1), RUN(2, 2, 2, 130, 260, 3, 2, .spread = 4)}},
+    {"bf16 d=64 mask={doc[q] == doc[k]} params={doc: i32[seq_k]}",
+     NULL,
+     {RUN(1, 2, 1, 260, 260, 2, 3, .num_not_finite = 7)}},
+};
+
+/* What takes longer, and other schedules. */
+static const kernel SLOW_KERNELS[] = {
+    {"bf16 d=128",
+     "tile=128x128 stages=2 q_buffers=2 q_registers=0 p_sets=2 ping_pong=1",
+     {RUN(1, 2, 2, 130, 256, 1, 2), RUN(1, 2, 1, 700, 800, 3, 5, .spread = 6)}},
+    {"bf16 d=128 causal",
+     "tile=128x128 stages=2 q_buffers=2 q_registers=0 p_sets=2 ping_pong=1",
+     {RUN(1, 2, 1, 400, 400, 3, 2), RUN(1, 2, 1, 300, 130, 2, 3, .num_not_finite = 4)}},
+    {"fp16 d=128 causal",
+     "tile=128x128 stages=2 q_buffers=2 q_registers=0 p_sets=2 ping_pong=1",
+     {RUN(1, 2, 1, 300, 413, 2, 1, .spread = 3),
+      RUN(1, 1, 1, 500, 500, 2, 9, .spread = 2, .num_not_finite = 4)}},
+    {"bf16 d=128 causal",
+     "tile=128x64 stages=5 q_buffers=1 q_registers=1 p_sets=2 ping_pong=1",
+     {RUN(1, 2, 1, 300, 413, 2, 1), RUN(1, 2, 1, 400, 400, 3, 2),
+      RUN(1, 2, 1, 400, 400, 1, 7, .spread = 30)}},
+    {"bf16 d=64 causal",
+     "tile=256x64 stages=6 q_buffers=2 q_registers=0 p_sets=1 ping_pong=1",
+     {RUN(1, 2, 1, 600, 600, 2, 1), RUN(1, 2, 1, 300, 413, 1, 2),
+      RUN(1, 2, 1, 800, 800, 2, 8, .num_not_finite = 3)}},
+    {"bf16 d=64 causal",
+     "tile=256x64 stages=2 q_buffers=1 q_registers=0 p_sets=1 ping_pong=0",
+     {RUN(1, 2, 1, 600, 600, 2, 1), RUN(1, 2, 1, 300, 413, 1, 2, .num_not_finite = 20),
+      RUN(1, 2, 1, 500, 130, 2, 3)}},
+    {"bf16 d=64 mask={k >= q}",
+     "tile=192x64 stages=6 q_buffers=2 q_registers=0 p_sets=1 ping_pong=0",
+     {RUN(4, 2, 1, 192, 96, 2, 1), RUN(1, 2, 1, 500, 500, 2, 2, .num_not_finite = 11)}},
+    {"bf16 d=256 causal",
+     "tile=128x64 stages=2 q_buffers=1 q_registers=0 p_sets=2 ping_pong=1",
+     {RUN(1, 2, 1, 200, 213, 2, 1), RUN(1, 1, 1, 130, 260, 1, 2, .num_not_finite = 9)}},
+    {"bf16 d=64 mask={(q + 3*k) % 5 != 0}",
+     "tile=128x64 stages=3 q_buffers=2 q_registers=0 p_sets=2 ping_pong=1",
+     {RUN(1, 2, 1, 200, 213, 2, 1), RUN(1, 2, 1, 300, 413, 3, 2, .spread = 5, .num_not_finite = 9)}},
+    {"bf16 d=64 mask={(q / 64 + k / 64) % 3 != 1 & (causal | k < 4)}",
+     "tile=128x64 stages=2 q_buffers=1 q_registers=1 p_sets=2 ping_pong=1",
+     {RUN(1, 2, 1, 500, 500, 2, 1), RUN(1, 1, 1, 700, 700, 2, 2, .num_not_finite = 30),
+      RUN(1, 1, 1, 700, 700, 2, 3, .spread = 40, .num_not_finite = 3)}},
+    {"bf16 d=64 mask={k <= q & (q - k < 64 | k < 4)}",
+     "tile=192x80 stages=4 q_buffers=2 q_registers=0 p_sets=2 ping_pong=1",
+     {RUN(1, 2, 1, 600, 64, 2, 1), RUN(1, 2, 1, 500, 500, 2, 2, .num_not_finite = 30)}},
+    {"bf16 d=64 mask={k < 130}",
+     "tile=192x64 stages=2 q_buffers=2 q_registers=1 p_sets=1 ping_pong=0",
+     {RUN(1, 2, 1, 300, 500, 2, 1), RUN(1, 2, 1, 300, 100, 2, 2)}},
+    {"fp16 d=64",
+     "tile=192x128 stages=4 q_buffers=2 q_registers=0 p_sets=1 ping_pong=0",
+     {RUN(1, 2, 1, 200, 513, 2, 1, .spread = 6), RUN(1, 2, 1, 130, 260, 2, 2)}},
+    {"bf16 d=40:96 mask={window(100, 20)}",
+     "tile=128x96 stages=3 q_buffers=2 q_registers=0 p_sets=2 ping_pong=1",
+     {RUN(1, 2, 1, 400, 413, 2, 1), RUN(1, 2, 1, 430, 460, 2, 2, .spread = 3, .num_not_finite = 20)}},
+    {"bf16 d=64",
+     "tile=64x64 stages=3 q_buffers=2 q_registers=0 p_sets=2 ping_pong=0",
+     {RUN(1, 2, 1, 200, 213, 2, 1, .spread = 30)}},
+    {"bf16 d=128 causal", NULL, {RUN(2, 4, 2, 260, 260, 5, 11), RUN(1, 2, 1, 1000, 1000, 2, 12)}},
+    {"bf16 d=64", NULL, {RUN(2, 4, 2, 260, 260, 3, 11), RUN(1, 2, 1, 1000, 1000, 2, 12, .spread = 20)}},
+    {"bf16 d=192:128 mask={q / 64 % 2 == 0 & k <= q}",
+     NULL,
+     {RUN(3, 2, 1, 128, 128, 2, 1), RUN(1, 2, 1, 600, 600, 2, 2, .num_not_finite = 10)}},
+    {"bf16 d=256", NULL, {RUN(1, 2, 1, 150, 333, 1, 1)}},
+    {"fp16 d=64 score={alibi(slopes)} mask={causal} params={slopes: f32[heads_q]}",
+     NULL,
+     {RUN(2, 4, 2, 200, 230, 3, 5, .num_not_finite = 3)}},
+};
+
+static void check_kernel(const kernel *k, uint64_t more_seed) {
+    loom_plan *plan = plan_of(k->problem, k->schedule);
+    for (size_t i = 0; i < COUNT(k->runs) && k->runs[i].blocks; i++) {
+        run r = k->runs[i];
+        r.seed += more_seed;
+        check_run(k, plan, &r);
+    }
+    loom_plan_destroy(plan);
+}
+
+static void gives_the_numbers(void **state) {
+    (void)state;
+    for (size_t i = 0; i < COUNT(KERNELS); i++) check_kernel(&KERNELS[i], 0);
+}
+
+static void gives_the_numbers_longer(void **state) {
+    (void)state;
+    enum { NUM_SEEDS = 4 };
+    int num_run = 0;
+    for (int i = 0; i < NUM_SEEDS * (int)COUNT(SLOW_KERNELS); i++) {
+        if (!part_has(i)) continue;
+        check_kernel(&SLOW_KERNELS[i / NUM_SEEDS], (uint64_t)(i % NUM_SEEDS) * 1000);
+        num_run++;
+    }
+    printf("ran %d of %d kernels\n", num_run, NUM_SEEDS * (int)COUNT(SLOW_KERNELS));
+}
+
+/* Every order of threads gives the same bits. */
+static void order_does_not_matter(void **state) {
+    (void)state;
+    const run r = RUN(1, 3, 1, 257, 300, 2, 4, .spread = 3, .num_not_finite = 30);
+    loom_plan *plan =
+        plan_of("bf16 d=64 causal", "tile=128x64 stages=3 q_buffers=2 q_registers=0 p_sets=2 ping_pong=1");
+    loom__rig *rig = rig_of(plan, &r, LOOM_DEFAULT_START);
+    uint64_t first = 0;
+    for (uint64_t order = 0; order < 5; order++) {
+        emulator.seed = 1000 + order;
+        emulator.max_blocks = 1 + (unsigned)order;
+        const char *failure = launch(rig);
+        if (failure) fail_msg("order %d: %s", (int)order, failure);
+        uint64_t digest = loom__rig_digest(rig, LOOM_FORWARD);
+        if (order == 0) first = digest;
+        if (digest != first) fail_msg("order %d of the threads gives other bits", (int)order);
+    }
+    loom__rig_destroy(rig);
+    loom_plan_destroy(plan);
+}
+
+/* -- A row's bits ------------------------------------------------------------------------------------- */
+
+static void run_or_fail(loom__rig *rig, const char *problem) {
+    const char *failure = launch(rig);
+    if (failure) fail_msg("\"%s\": %s", problem, failure);
+}
+
+static bool same_double(double a, double b) { return !memcmp(&a, &b, sizeof a); }
+
+/* O and LSE of a row of one rig and a row of another. */
+static bool is_same_row(const loom__rig *a, int64_t row_a, const loom__rig *b, int64_t row_b) {
+    for (int64_t head = 0; head < a->options.shape.heads_q; head++) {
+        if (!same_double(loom__rig_get(a, LOOM__RIG_LSE, 0, row_a, head, 0),
+                         loom__rig_get(b, LOOM__RIG_LSE, 0, row_b, head, 0)))
+            return false;
+        for (int64_t x = 0; x < a->reference->dv; x++)
+            if (!same_double(loom__rig_get(a, LOOM__RIG_O, 0, row_a, head, x),
+                             loom__rig_get(b, LOOM__RIG_O, 0, row_b, head, x)))
+                return false;
+    }
+    return true;
+}
+
+static void copy_queries(loom__rig *to, const loom__rig *from, int64_t first_row) {
+    const loom__rig_tensor *t = &to->tensors[LOOM__RIG_Q];
+    for (int64_t b = 0; b < t->dims[0]; b++)
+        for (int64_t i = 0; i < t->dims[1]; i++)
+            for (int64_t h = 0; h < t->dims[2]; h++)
+                for (int64_t x = 0; x < t->dims[3]; x++)
+                    loom__rig_set(to, LOOM__RIG_Q, b, i, h, x,
+                                  loom__rig_get(from, LOOM__RIG_Q, b, first_row + i, h, x));
+}
+
+static const struct {
+    const char *problem, *schedule;
+    double spread;
+} BITS[] = {
+    {"bf16 d=128 causal", "tile=128x128 stages=2 q_buffers=2 q_registers=0 p_sets=2 ping_pong=1", 1},
+    {"bf16 d=64 mask={window(90, 10) | k < 5}",
+     "tile=192x64 stages=4 q_buffers=1 q_registers=1 p_sets=1 ping_pong=0", 4},
+    {"fp16 d=64 mask={(q / 64 + k / 64) % 3 != 1}",
+     "tile=128x64 stages=3 q_buffers=2 q_registers=0 p_sets=2 ping_pong=1", 3},
+};
+
+/* The rows of a launch again in a smaller one, at other places of its tiles. */
+static void rows_keep_their_bits_in_other_tiles(void **state) {
+    (void)state;
+    for (size_t i = 0; i < COUNT(BITS); i++) {
+        const run whole = RUN(1, 2, 1, 333, 350, 2, i + 1, .spread = BITS[i].spread);
+        static const int firsts[] = {0, 37, 140}, nums[] = {70, 200, 193};
+        loom_plan *plan = plan_of(BITS[i].problem, BITS[i].schedule);
+        loom__rig *all = rig_of(plan, &whole, 17);
+        run_or_fail(all, BITS[i].problem);
+        for (size_t j = 0; j < COUNT(firsts); j++) {
+            run part = whole;
+            part.shape.seq_q = nums[j];
+            part.blocks = 1;
+            loom__rig *some = rig_of(plan, &part, 17 + firsts[j]);
+            copy_queries(some, all, firsts[j]);
+            run_or_fail(some, BITS[i].problem);
+            for (int row = 0; row < nums[j]; row++)
+                if (!is_same_row(all, firsts[j] + row, some, row))
+                    fail_msg("\"%s\": row %d has other bits as row %d of another launch", BITS[i].problem,
+                             firsts[j] + row, row);
+            loom__rig_destroy(some);
+        }
+        loom__rig_destroy(all);
+        loom_plan_destroy(plan);
+    }
+}
+
+/* Every fifth row grows to huge logits or NaN. Returns how many of the others notice. */
+static int rows_that_notice(size_t i) {
+    const run r = RUN(1, 2, 1, 200, 350, 2, i + 1, .spread = BITS[i].spread);
+    int num = 0;
+    loom_plan *plan = plan_of(BITS[i].problem, BITS[i].schedule);
+    loom__rig *calm = rig_of(plan, &r, LOOM_DEFAULT_START), *wild = rig_of(plan, &r, LOOM_DEFAULT_START);
+    for (int64_t row = 3; row < r.shape.seq_q; row += 5)
+        for (int64_t head = 0; head < r.shape.heads_q; head++)
+            for (int64_t x = 0; x < calm->reference->d; x++)
+                loom__rig_set(wild, LOOM__RIG_Q, 0, row, head, x,
+                              row % 2 ? NAN : 300 * loom__rig_get(calm, LOOM__RIG_Q, 0, row, head, x));
+    run_or_fail(calm, BITS[i].problem);
+    run_or_fail(wild, BITS[i].problem);
+    for (int64_t row = 0; row < r.shape.seq_q; row++)
+        if (row % 5 != 3) num += !is_same_row(calm, row, wild, row);
+    loom__rig_destroy(calm);
+    loom__rig_destroy(wild);
+    loom_plan_destroy(plan);
+    return num;
+}
+
+static void rows_keep_their_bits_beside_others(void **state) {
+    (void)state;
+    for (size_t i = 0; i < COUNT(BITS); i++) {
+        int num = rows_that_notice(i);
+        if (num) fail_msg("\"%s\": %d rows have other bits beside rows of huge logits", BITS[i].problem, num);
+    }
+}
+
+/* -- Faults ------------------------------------------------------------------------------------------- */
+
+static const struct {
+    const char *what, *from, *to;
+} FAULTS[] = {
+    {"keys are loaded before the stage is empty",
+     "barrier_wait(bar_k_empty(smem, stage.index), stage.parity);", ""},
+    {"values are loaded before the stage is empty",
+     "    barrier_wait(bar_v_empty(smem, stage.index), stage.parity);\n    values[", "    values["},
+    {"no product is waited for to the end", "wgmma_wait<0>();", ""},
+    {"S is read before its product is done", "wgmma_wait<1>();", ""},
+    {"keys are read before they have come",
+     "barrier_wait(bar_k_full(consumer->smem, stage.index), stage.parity);", ""},
+    {"the stage of keys is never emptied", "barrier_arrive(bar_k_empty(", "(void)(bar_k_empty("},
+    {"O leaves before it is there", "barrier_wait(bar_o_full(smem, turn, w), turn / 2 & 1);", ""},
+    {"queries are overwritten while O is read", "stores_read();", ""},
+    {"two sets of P are one", "full_tile(o, p_other, p, ", "full_tile(o, p, p, "},
+};
+
+static void faults_are_found(void **state) {
+    (void)state;
+    enum { NUM_TRIES = 4 };
+    int num_not_found = 0;
+    run r = RUN(1, 2, 1, 300, 600, 1, 1, .num_not_finite = 9);
+    for (size_t i = 0; i < COUNT(FAULTS); i++) {
+        loom_plan *plan = plan_of("bf16 d=64 causal",
+                                  "tile=128x64 stages=2 q_buffers=1 q_registers=0 p_sets=2 ping_pong=1");
+        emulator.from = FAULTS[i].from;
+        emulator.to = FAULTS[i].to;
+        const char *failure = NULL;
+        for (r.seed = 1; !failure && r.seed <= NUM_TRIES; r.seed++) failure = failure_of(plan, &r);
+        emulator.from = NULL;
+        if (!failure) {
+            print_error("not found: %s\n", FAULTS[i].what);
+            num_not_found++;
+        }
+        if (failure) printf("found with seed %d: %s: %.100s\n", (int)r.seed - 1, FAULTS[i].what, failure);
+        loom_plan_destroy(plan);
+    }
+    assert_int_equal(num_not_found, 0);
+}
+
+/* References that move for all rows of a warp when those of one do. */
+static void a_row_that_notices_is_found(void **state) {
+    (void)state;
+    emulator.from = "{any_of_row(over[0]), any_of_row(over[1])}";
+    emulator.to = "{true, true}";
+    int num = rows_that_notice(0);
+    emulator.from = NULL;
+    assert_true(num > 0);
+}
+
+/* -- The program -------------------------------------------------------------------------------------- */
+
+static int remove_one(const char *path, const struct stat *facts, int kind, struct FTW *walk) {
+    (void)facts, (void)kind, (void)walk;
+    return remove(path);
+}
+
+/* Folder of NVRTC's stand-in, beside this program. */
+static const char *nvrtc_folder(void) {
+    static char path[PATH_BYTES];
+    ssize_t length = readlink("/proc/self/exe", path, PATH_BYTES - 20);
+    if (length < 0) return NULL;
+    path[length] = 0;
+    strcpy(strrchr(path, '/'), "/nvrtc12");
+    return path;
+}
+
+static bool start(void) {
+    const loom__hooks hooks = {.driver = &DRIVER};
+    loom_options options = LOOM_OPTIONS_INIT;
+    loom_error error = LOOM_ERROR_INIT;
+    options.cache_dir = "";
+    options.nvrtc_dir = nvrtc_folder();
+    options.log_level = 0;
+    lua = luaL_newstate();
+    if (!lua || !mkdtemp(folder)) return false;
+    luaL_openlibs(lua);
+    if (luaL_dofile(lua, "tests/emulate/translate.lua") != LUA_OK)
+        return printf("%s\n", lua_tostring(lua, -1)), false;
+    lua_setfield(lua, LUA_REGISTRYINDEX, "translate");
+    if (loom__context_create(&options, &hooks, &context, &error))
+        return printf("%s: %s\n", error.field, error.text), false;
+    return true;
+}
+
+int main(int argc, char **argv) {
+    if (!EMULATE_CXX[0]) {
+        printf("SKIPPED: no C++ compiler\n");
+        return SKIP;
+    }
+    if (!start()) return 1;
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(gives_the_numbers),
+        cmocka_unit_test(order_does_not_matter),
+        cmocka_unit_test(rows_keep_their_bits_in_other_tiles),
+        cmocka_unit_test(rows_keep_their_bits_beside_others),
+        cmocka_unit_test(faults_are_found),
+        cmocka_unit_test(a_row_that_notices_is_found),
+    };
+    const struct CMUnitTest slow_tests[] = {cmocka_unit_test(gives_the_numbers_longer)};
+    int status = argc > 1 && !strcmp(argv[1], "slow") ? cmocka_run_group_tests(slow_tests, NULL, NULL)
+                                                      : cmocka_run_group_tests(tests, NULL, NULL);
+    loom_context_destroy(context);
+    lua_close(lua);
+    nftw(folder, remove_one, 16, FTW_DEPTH | FTW_PHYS);
+    return status;
+}
