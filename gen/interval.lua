@@ -682,13 +682,20 @@ function disjunction(node, negate)
     return nil, ("`%s` is read from memory"):format(expression.print(node))
 end
 
-function interval.walk(mask)
-    if not mask then return {kind = "range", spans = {{}}} end
+local walks = setmetatable({}, {__mode = "k"}) -- of masks met: schedules ask for each of their candidates
+
+local function find_walk(mask)
     local list, why = disjunction(mask, false)
     if list and #list > MAX_SPANS then list, why = nil, TOO_MANY:format(MAX_SPANS) end
     if not list then return {kind = "classify", reason = why} end
     if #list == 0 then list = {{{text = "false", shown = "false", node = expression.constant("bool", false)}}} end
     return {kind = "range", spans = list}
+end
+
+function interval.walk(mask)
+    if not mask then return {kind = "range", spans = {{}}} end
+    walks[mask] = walks[mask] or find_walk(mask)
+    return walks[mask]
 end
 
 -- -- spans -----------------------------------------------------------------------------------------------------

@@ -5,9 +5,13 @@ grid, workspace. Emission (emit.lua) and the runtime (descriptors, docs/design.m
     {name=, pass=, symbol=, template="mma/forward.cu", title=, threads=, smem_bytes=, blocks_per_sm=,
      calls = generated functions it uses, beside visible and score: {keys=, queries=, slope=},
      constants = {{name, value, comment}, ...}, shared = {{name, bytes, comment}, ...}, phases = {text, ...},
-     grid = {heads=, seq=, rows=}, needs=, workspace=}
+     grid = {heads=, seq=, rows=, persistent = blocks a multiprocessor that share out the tiles, or nil}, needs=, workspace=,
+     target=, maps = tensor maps it takes, see abi.lua, or nil}
   kernel.accumulators(problem, pass, schedule) -> f32 registers a thread holds through the main loop (target mma)
   kernel.smem_bytes(problem, pass, target, schedule) -> the most any kernel of the pass asks for
+  kernel.hopper_accumulators(problem, schedule), kernel.hopper_registers(problem, schedule) -> registers that a consumer holds
+                                                 through the main loop; {producer's, consumer's}
+  kernel.hopper_wide_walk(problem) -> whether the producer's walk is of more than one span
 
 `schedule` is a table of integers, see schedule.lua. ]]
 
@@ -263,7 +267,7 @@ local WARPGROUP = 128                      -- threads
 -- what the block is launched with. Two consumers leave the producer more, but for those with wide tiles of S.
 local HOPPER_REGISTERS = {{40, 232}, {40, 232}, {32, 160}, {24, 112}}
 local HOPPER_FULL_REGISTERS, HOPPER_FULL_ACCUMULATORS, HOPPER_FULL_KEYS = {24, 240}, 185, 96
-local HOPPER_WALK_REGISTERS = {56, 224} -- of two consumers where the walk is wide
+local HOPPER_WIDE_WALK_REGISTERS = {56, 224} -- of two consumers where the walk is wide
 
 -- Boxes side by side that hold a row of `depth` columns.
 local function chunks(depth) return (depth + BOX_COLUMNS - 1) // BOX_COLUMNS end
@@ -283,7 +287,7 @@ function kernel.hopper_wide_walk(problem) return functions.uses(problem).num_spa
 function kernel.hopper_registers(problem, s)
     local wide = s.tile_k >= HOPPER_FULL_KEYS and kernel.hopper_accumulators(problem, s) >= HOPPER_FULL_ACCUMULATORS
     if s.tile_q > 128 then return HOPPER_REGISTERS[s.tile_q // 64] end
-    if kernel.hopper_wide_walk(problem) then return HOPPER_WALK_REGISTERS end
+    if kernel.hopper_wide_walk(problem) then return HOPPER_WIDE_WALK_REGISTERS end
     return wide and HOPPER_FULL_REGISTERS or HOPPER_REGISTERS[s.tile_q // 64]
 end
 

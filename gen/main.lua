@@ -127,8 +127,8 @@ end
 local function add_kernels(plan, part, variant)
     local p, args = plan.problem, nil
     for _, k in ipairs(kernel.list(p, part.name, part.target, part.values)) do
-        k.variant, k.schedule, k.target = variant, part.text, part.target
-        k.arch = plan.arch.name .. (part.target == "hopper" and "a" or "")
+        k.variant, k.schedule = variant, part.text
+        k.arch = plan.arch.name .. (k.target == "hopper" and "a" or "")
         if k.maps then
             k.args = abi.rows(abi.fields(p, part.name, k.workspace, k.maps))
         else

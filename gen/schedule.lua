@@ -13,7 +13,9 @@ local arch_facts = require "arch"
 
 local schedule = {}
 
--- Keys after `tile`, in the order of the text, each with its meaning.
+-- Keys after `tile`, in the order of the text, each with its meaning and its least and largest value,
+-- 1 and MOST_VALUE where none are given.
+local MOST_VALUE = 9999
 local KEYS = {
     mma = {
         forward = {
@@ -32,11 +34,11 @@ local KEYS = {
     },
     hopper = {
         forward = {
-            {"stages", "buffers of keys and values"},
-            {"q_buffers", "buffers of queries, 1 or 2"},
-            {"q_registers", "1: queries are kept in registers, 0: read from shared memory at each use"},
-            {"p_sets", "2: a product with P runs under the exponentials of the next tile, 1: before them"},
-            {"ping_pong", "1: warpgroups take turns in starting products, 0: each starts when it is ready"},
+            {"stages", "buffers of keys and values", 2},
+            {"q_buffers", "buffers of queries", 1, 2},
+            {"q_registers", "1: queries are kept in registers, 0: read from shared memory at each use", 0, 1},
+            {"p_sets", "2: a product with P runs under the exponentials of the next tile, 1: before them", 1, 2},
+            {"ping_pong", "1: warpgroups take turns in starting products, 0: each starts when it is ready", 0, 1},
         },
     },
     host = {forward = {}, backward = {}},
@@ -53,13 +55,11 @@ end
 -- As many stages as shared memory holds, up to HOPPER_MOST_STAGES.
 local HOPPER_MOST_STAGES = 6
 local function most_stages(problem, s, a)
-    while s.stages < HOPPER_MOST_STAGES do
-        s.stages = s.stages + 1
-        if kernel.smem_bytes(problem, "forward", "hopper", s) > a.smem_block_bytes then
-            s.stages = s.stages - 1
-            return
-        end
+    for stages = HOPPER_MOST_STAGES, 3, -1 do
+        s.stages = stages
+        if kernel.smem_bytes(problem, "forward", "hopper", s) <= a.smem_block_bytes then return stages end
     end
+    return 2
 end
 
 -- Sets of choices to rank, in order of preference where the cost is equal.
@@ -101,12 +101,11 @@ local SPACE = {
             local list = {}
             for _, tile in ipairs {{128, 128}, {128, 96}, {128, 64}, {128, 80}, {192, 128}, {192, 96}, {192, 80}, {192, 64}, {256, 64}} do
                 for _, queries in ipairs {{2, 0}, {1, 0}, {1, 1}} do
+                    local stages = most_stages(problem, {tile_q = tile[1], tile_k = tile[2], q_buffers = queries[1], q_registers = queries[2]}, a)
                     for p_sets = 2, 1, -1 do
                         for ping_pong = 1, 0, -1 do
-                            local s = {tile_q = tile[1], tile_k = tile[2], stages = 2, q_buffers = queries[1], q_registers = queries[2],
-                                       p_sets = p_sets, ping_pong = ping_pong}
-                            most_stages(problem, s, a)
-                            list[#list + 1] = s
+                            list[#list + 1] = {tile_q = tile[1], tile_k = tile[2], stages = stages, q_buffers = queries[1],
+                                               q_registers = queries[2], p_sets = p_sets, ping_pong = ping_pong}
                         end
                     end
                 end
@@ -193,14 +192,6 @@ local RULES = {
         {nil, function(s)
             if s.tile_k % 16 == 0 and s.tile_k >= 16 and s.tile_k <= 256 then return nil end
             return ("tile_k %d is not a multiple of 16 up to 256"):format(s.tile_k)
-        end},
-        {nil, function(s)
-            if s.stages >= 2 and (s.q_buffers == 1 or s.q_buffers == 2) and s.q_registers <= 1 and (s.p_sets == 1 or s.p_sets == 2)
-                and s.ping_pong <= 1 then
-                return nil
-            end
-            return ("stages=%d q_buffers=%d q_registers=%d p_sets=%d ping_pong=%d: at least 2, 1 or 2, 0 or 1, 1 or 2, 0 or 1"):format(
-                s.stages, s.q_buffers, s.q_registers, s.p_sets, s.ping_pong)
         end},
         {nil, function(s)
             if s.ping_pong == 0 or s.tile_q > 64 then return nil end
@@ -328,7 +319,7 @@ local function parse(text, target, pass, base)
     for key, value in pairs(base) do values[key] = value end
     local names = {"tile"}
     for _, key in ipairs(KEYS[target][pass]) do
-        if base[key[1]] then known[key[1]], names[#names + 1] = true, key[1] end
+        if base[key[1]] then known[key[1]], names[#names + 1] = key, key[1] end
     end
     for at, word in text:gmatch("()(%S+)") do
         local key, value = word:match("^([%w_]+)=(%w+)$")
@@ -342,8 +333,9 @@ local function parse(text, target, pass, base)
             values.tile_q, values.tile_k = math.tointeger(q), math.tointeger(k)
         else
             values[key] = value:match("^%d%d?%d?%d?$") and math.tointeger(value)
-            if not values[key] then
-                return invalid(at - 1, "%s=%s is not an integer from 0 to 9999", key, value)
+            local least, most = known[key][3] or 1, known[key][4] or MOST_VALUE
+            if not values[key] or values[key] < least or values[key] > most then
+                return invalid(at - 1, "%s=%s is not an integer from %d to %d", key, value, least, most)
             end
         end
     end

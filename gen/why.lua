@@ -4,8 +4,7 @@
   why.tiles(problem, pass, schedule, shape) -> {visited=, full=, partial=, skipped=, counted=, of=} for one head
   why.text(plan, shape, pass)     -> both as text
 
-Candidates may have `notes`, lines about what the problem ruled out. Values of params are not known here, so tiles that
-depend on them count as partial. Called by main. ]]
+Values of params are not known here, so tiles that depend on them count as partial. Called by main. ]]
 
 local expression = require "expression"
 local interval = require "interval"
@@ -35,7 +34,6 @@ function why.choice(plan, only)
                 lines[#lines + 1] = ("  tensors that TMA cannot describe take target %s, %s"):format(other.target, other.text)
             end
         end
-        for _, note in ipairs(shown and pass.candidates.notes or {}) do lines[#lines + 1] = "  " .. note end
         for _, row in ipairs(shown and pass.candidates or {}) do
             local verdict = row.rejected and "no: " .. row.rejected or ("cost %.0f%s"):format(row.cost,
                 not pass.forced and row.text == pass.text and ", the least" or "")

@@ -37,14 +37,11 @@ constexpr float unset = -3.40282347e38f;  // reference of a row that has seen no
 
 //@ part("exp2")
 
+//@ if has_mask then
 //@ part("seen", {tiles = 1, columns = c.seen_columns, along = "keys"})
 
-// log2 x of the special function unit: error 2^-22, absolute near 1, else relative.
-static __device__ __forceinline__ float log2_approx(float x) {
-    float y;
-    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
+//@ end
+//@ part("log2")
 
 // x, which is the same in all lanes, in a register of the uniform datapath.
 static __device__ __forceinline__ int uniform(int x) { return __reduce_max_sync(~0u, x); }
@@ -279,6 +276,7 @@ static __device__ __forceinline__ void finish_pv(float (&o)[depth_v / 2], const 
     if (threadIdx.x % 32 == 0) barrier_arrive(bar_v_empty(consumer->smem, stage));
 }
 
+//@ if has_mask then
 // Sets what is not seen of a partial tile to -inf. row and column are those of this thread's first element.
 static __device__ __forceinline__ void hide_by_mask(float (&s)[tile_k / 2], const LoomArgs *args, const Work *work, int row, int column) {
 #pragma unroll
@@ -293,6 +291,7 @@ static __device__ __forceinline__ void hide_by_mask(float (&s)[tile_k / 2], cons
     }
 }
 
+//@ end
 //@ if walk == "range" then
 // The columns that one row sees; false where they are not known to be all.
 static __device__ __forceinline__ bool keys_of_row(const LoomArgs *args, const Work *work, int row, Span (&keys)[num_spans]) {
@@ -434,13 +433,22 @@ static __device__ __forceinline__ void skip_tile(const Consumer *consumer, Stage
 static __device__ __forceinline__ void hide_unseen(float (&s)[tile_k / 2], const Consumer *consumer, const Work *work, int column) {
 //@ if walk == "range" then
     Span keys[2][num_spans];
+//@     if has_mask then
     const bool exact = keys_of_row(consumer->args, work, consumer->row, keys[0]) & keys_of_row(consumer->args, work, consumer->row + 8, keys[1]);
-    if (__all_sync(~0u, exact)) {
-        hide_by_spans(s, keys, column);
+//@     else
+    keys_of_row(consumer->args, work, consumer->row, keys[0]);  // without a mask the sequence, exactly
+    keys_of_row(consumer->args, work, consumer->row + 8, keys[1]);
+//@     end
+//@     if has_mask then
+    if (!__all_sync(~0u, exact)) {
+        hide_by_mask(s, consumer->args, work, consumer->row, column);
         return;
     }
-//@ end
+//@     end
+    hide_by_spans(s, keys, column);
+//@ else
     hide_by_mask(s, consumer->args, work, consumer->row, column);
+//@ end
 }
 
 //@ if has_mask then

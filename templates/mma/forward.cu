@@ -53,12 +53,7 @@ constexpr float slack = 8;  // a row's reference may lie this far (in powers of 
 //@ part("product", {name = "add_pv", tiles = "row_tiles", columns = "value_columns", steps = c.tile_k // 16,
 //@                  a = "registers", a_columns = "key_columns", b = "columns", b_pitch = "pitch_v"})
 
-// log2 x of the special function unit: absolute error 2^-22.
-static __device__ __forceinline__ float log2_approx(float x) {
-    float y;
-    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
+//@ part("log2")
 
 extern "C" __global__ void __launch_bounds__(threads, ${k.blocks_per_sm}) ${symbol}(const __grid_constant__ LoomArgs args) {
     extern __shared__ __align__(128) unsigned char shared[];

@@ -17,14 +17,14 @@ local function with_hopper(body)
     local list, choose, text = kernel.list, schedule.choose, schedule.text
     function kernel.list(p, pass, target, s, ...)
         if target ~= "hopper" then return list(p, pass, target, s, ...) end
-        return {{name = pass, pass = pass, symbol = "attnloom_" .. pass, threads = 384, smem_bytes = 1, workspace = {}, maps = MAPS,
+        return {{name = pass, pass = pass, target = target, symbol = "attnloom_" .. pass, threads = 384, smem_bytes = 1, workspace = {}, maps = MAPS,
                  grid = {heads = "heads_q", seq = "seq_q", rows = 128, persistent = 1}}}
     end
     function schedule.choose(p, pass, target, a, forced)
         if target ~= "hopper" then return choose(p, pass, target, a, forced) end
         if forced == "wrong" then return nil, {status = "INVALID", field = "schedule", offset = 0, text = "wrong"} end
         local values = {tile_q = 128, tile_k = 128}
-        return values, {{values = values, text = "own", cost = 1}, notes = {"a note"}}
+        return values, {{values = values, text = "own", cost = 1}}
     end
     function schedule.text(target, pass, s) return target == "hopper" and "own" or text(target, pass, s) end
     local ok, message = pcall(body)
@@ -212,7 +212,7 @@ function tests.why_names_the_targets_of_passes()
     with_hopper(function()
         local text = main.why {problem = "bf16 d=128 backward", target = "hopper", arch = "sm_90", alignment = 0}
         for _, words in ipairs {"target   hopper on sm_90\n", "\nforward: own\n  tensors that TMA cannot describe take target mma, tile=",
-                                "\n  a note\n", "\nbackward (kernels of target mma): tile="} do
+                                "\nbackward (kernels of target mma): tile="} do
             assert(text:find(words, 1, true), text)
         end
         local mma = main.why {problem = "bf16 d=128", target = "mma", arch = "sm_90", alignment = 0}

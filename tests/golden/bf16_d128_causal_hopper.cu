@@ -908,11 +908,11 @@ static __device__ __forceinline__ void skip_tile(const Consumer *consumer, Stage
 static __device__ __forceinline__ void hide_unseen(float (&s)[tile_k / 2], const Consumer *consumer, const Work *work, int column) {
     Span keys[2][num_spans];
     const bool exact = keys_of_row(consumer->args, work, consumer->row, keys[0]) & keys_of_row(consumer->args, work, consumer->row + 8, keys[1]);
-    if (__all_sync(~0u, exact)) {
-        hide_by_spans(s, keys, column);
+    if (!__all_sync(~0u, exact)) {
+        hide_by_mask(s, consumer->args, work, consumer->row, column);
         return;
     }
-    hide_by_mask(s, consumer->args, work, consumer->row, column);
+    hide_by_spans(s, keys, column);
 }
 
 // What V of a tile holds that is not finite has been cleared by the searchers; rows that see it are told.

@@ -489,8 +489,7 @@ static __device__ __forceinline__ int here(int x) {
 
 // A key that a row does not see may hold inf or NaN, yet its weight 0 would make NaN of it in a product of tiles. So
 // on partial tiles such values are found and cleared; a row that does see one gets NaN in every column that holds one in
-// some partial tile of the block. Loops that run only then are
-// not unrolled: they would be a tenth of the time to compile.
+// some partial tile of the block. Loops that run only then are not unrolled: they would be a tenth of the time to compile.
 
 // 0xffff in each half of a pair of fp16 that is inf or NaN (its exponent bits are all ones).
 static __device__ __forceinline__ unsigned nonfinite_halves(unsigned pair) {

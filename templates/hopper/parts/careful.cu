@@ -1,5 +1,3 @@
-//@ local exponent, low = "0x7f807f80u", "0x00800080u"
-//@ if dtype ~= "bf16" then exponent, low = "0x7c007c00u", "0x04000400u" end
 //@ local zero_fma = dtype == "bf16" and "fma.rn.bf16x2" or "fma.rn.f16x2"
 // A key that a row does not see may hold inf or NaN, yet its weight 0 would make NaN of it in a product of tiles. So
 // where not all see a tile, two warps beside the producer search its values: what is not finite is noted and cleared, and
@@ -20,10 +18,7 @@ typedef struct Values {
     Nonfinite nonfinite[searchers];
 } Values;
 
-// 0xffff in each half of a pair of ${dtype} that is inf or NaN (its exponent bits are all ones).
-static __device__ __forceinline__ unsigned nonfinite_halves(unsigned pair) {
-    return (((pair & ${exponent}) + ${low}) >> 15 & 0x00010001u) * 0xffffu;
-}
+//@ part("nonfinite")
 
 // One searcher's part of a tile.
 static __device__ __forceinline__ void search_part(Values *values, unsigned smem, int searcher) {

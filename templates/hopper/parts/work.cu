@@ -1,10 +1,5 @@
 // A block's place in the problem.
-typedef struct Work {
-    int batch, head, head_kv;  // head: of q; head_kv: of k and v
-    int tile;                  // index of the tile of queries
-    int seq_q, seq_k;          // lengths of this sequence
-    int q_start, k_start;      // positions of row 0 and column 0
-} Work;
+//@ part("place", {of = "queries"})
 
 //@ if has_mask then
 // Works are dealt out to the blocks list by list, round by round. Under a causal mask works get shorter along a list, so

@@ -1,14 +1,8 @@
-//@ local exponent, low = "0x7f807f80u", "0x00800080u"
-//@ if dtype ~= "bf16" then exponent, low = "0x7c007c00u", "0x04000400u" end
 // A key that a row does not see may hold inf or NaN, yet its weight 0 would make NaN of it in a product of tiles. So
 // on partial tiles such values are found and cleared; a row that does see one gets NaN in every column that holds one in
-// some partial tile of the block. Loops that run only then are
-// not unrolled: they would be a tenth of the time to compile.
+// some partial tile of the block. Loops that run only then are not unrolled: they would be a tenth of the time to compile.
 
-// 0xffff in each half of a pair of ${dtype} that is inf or NaN (its exponent bits are all ones).
-static __device__ __forceinline__ unsigned nonfinite_halves(unsigned pair) {
-    return (((pair & ${exponent}) + ${low}) >> 15 & 0x00010001u) * 0xffffu;
-}
+//@ part("nonfinite")
 
 // Bit sets of what is not finite in a tile.
 typedef struct Nonfinite {

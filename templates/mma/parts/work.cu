@@ -1,10 +1,5 @@
 // The block's place in the problem. Tiles of one head follow each other, so that they share its keys in the L2 cache.
-typedef struct Work {
-    int batch, head, head_kv;  // head: of q; head_kv: of k and v
-    int tile;                  // index of the tile of ${tiles == "seq_q" and "queries" or "keys"}
-    int seq_q, seq_k;          // lengths of this sequence
-    int q_start, k_start;      // positions of row 0 and column 0
-} Work;
+//@ part("place", {of = tiles == "seq_q" and "queries" or "keys"})
 
 static __device__ __forceinline__ Work work_of(const LoomArgs *args, unsigned block) {
     Work work;

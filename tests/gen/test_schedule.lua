@@ -1,0 +1,66 @@
+-- schedule: whatever number a forced schedule has is taken or refused with a reason, for all targets and passes.
+
+local arch = require "arch"
+local interval = require "interval"
+local problem_text = require "problem"
+local schedule = require "schedule"
+
+local tests = {}
+
+local CASES = {
+    {"host", "host", "fp32 d=64 backward"},
+    {"mma", "sm_80", "bf16 d=128 causal backward deterministic"},
+    {"hopper", "sm_90", "bf16 d=128 causal"},
+    {"hopper", "sm_90", "fp16 d=72:40 mask={(q + 3*k) % 5 != 0}"},
+}
+local VALUES = {"0", "1", "2", "3", "7", "16", "9999", "10000", "x"}
+
+-- Calls check(word, schedule, error) for forced texts of one word.
+local function each_word(check)
+    for _, case in ipairs(CASES) do
+        local p = problem_text.parse(case[3])
+        for _, pass in ipairs(p.backward and {"forward", "backward"} or {"forward"}) do
+            local default = schedule.choose(p, pass, case[1], arch.get(case[2]))
+            for key in ("tile=1 " .. schedule.text(case[1], pass, default)):gmatch("([%w_]+)=") do
+                for _, value in ipairs(VALUES) do
+                    local word = key .. "=" .. (key == "tile" and value .. "x64" or value)
+                    check(word, schedule.choose(p, pass, case[1], arch.get(case[2]), word))
+                end
+            end
+            check("tile=64x0", schedule.choose(p, pass, case[1], arch.get(case[2]), "tile=64x0"))
+        end
+    end
+end
+
+function tests.any_number_is_taken_or_refused()
+    local num_taken, num_refused = 0, 0
+    each_word(function(word, s, refusal)
+        if s then
+            num_taken = num_taken + 1
+            return
+        end
+        num_refused = num_refused + 1
+        assert(refusal.status == "INVALID" and refusal.field == "schedule" and #refusal.text > 0, word)
+    end)
+    assert(num_taken > 10 and num_refused > 50, num_taken .. " taken, " .. num_refused .. " refused")
+end
+
+function tests.the_limits_are_told()
+    local p = problem_text.parse("bf16 d=128 causal")
+    local function refusal(target, word)
+        local _, message = schedule.choose(p, "forward", target, arch.get "sm_90", word)
+        return message.text
+    end
+    assert(refusal("mma", "warps=0") == "warps=0 is not an integer from 1 to 9999")
+    assert(refusal("hopper", "stages=1") == "stages=1 is not an integer from 2 to 9999")
+    assert(refusal("hopper", "p_sets=3") == "p_sets=3 is not an integer from 1 to 2")
+    assert(refusal("hopper", "ping_pong=2") == "ping_pong=2 is not an integer from 0 to 1")
+end
+
+-- A plan asks for the walk once a candidate: that must not cost a plan its few milliseconds.
+function tests.the_walk_of_a_mask_is_found_once()
+    local p = problem_text.parse("bf16 d=128 mask={causal | k < 4}")
+    assert(interval.walk(p.mask) == interval.walk(p.mask))
+end
+
+return tests
