@@ -4,8 +4,9 @@
  *
  * The first argument of the program chooses: none runs on the host target, `gpu` (or --device N, or the
  * environment variable ATTNLOOM_TEST_DEVICE=N) on a GPU, `slow` the long list on the host, `quick` a short one
- * for builds with sanitizers. ATTNLOOM_TEST_TARGET=hopper takes that target on the GPU instead of mma; a
- * problem that it does not take runs on mma, and a line says so.
+ * for builds with sanitizers. `--only NAME` runs the tests of that name; * stands for any letters, ? for one.
+ * ATTNLOOM_TEST_TARGET=hopper takes that target on the GPU instead of mma; a problem that it does not take runs
+ * on mma, and a line says so.
  */
 #ifndef LOOM_TEST_RIGS_H
 #define LOOM_TEST_RIGS_H
@@ -47,6 +48,7 @@ static inline int rigs_start(int argc, char **argv) {
     for (int i = 1; i < argc; i++) {
         if (!strcmp(argv[i], "gpu") && !ordinal) ordinal = "0";
         if (!strcmp(argv[i], "--device") && i + 1 < argc) ordinal = argv[++i];
+        if (!strcmp(argv[i], "--only") && i + 1 < argc) cmocka_set_test_filter(argv[++i]);
         rigs.slow = rigs.slow || !strcmp(argv[i], "slow");
         rigs.quick = rigs.quick || !strcmp(argv[i], "quick");
     }
