@@ -46,12 +46,17 @@ constexpr float unset = -3.40282347e38f;  // reference of a row that has seen no
 // x, which is the same in all lanes, in a register of the uniform datapath.
 static __device__ __forceinline__ int uniform(int x) { return __reduce_max_sync(~0u, x); }
 
+// A word of shared memory as lane 0 reads it: the lane that tells when the word may be overwritten. Others have 0, for from_lane_0.
+static __device__ __forceinline__ unsigned in_lane_0(const volatile unsigned *word) { return threadIdx.x % 32 == 0 ? *word : 0; }
+static __device__ __forceinline__ unsigned from_lane_0(unsigned x) { return __reduce_or_sync(~0u, x); }
+
 // What the producer tells of the tile in a stage.
 typedef struct Tile {
     int index;
-    unsigned what;  // classes, 2 bits a warpgroup, and is_last
+    unsigned what;  // classes, 2 bits a warpgroup, and what follows in the work
 } Tile;
-constexpr unsigned is_last = 1u << 16;
+constexpr unsigned is_last = 1u << 16;       // nothing
+constexpr unsigned next_is_full = 1u << 17;  // a tile that is full for all warpgroups
 
 // The producer tells the others of the works of the block before it loads their queries; tile -1 ends them. It is at
 // most four works ahead of the storer.
@@ -160,7 +165,7 @@ typedef struct Producer {
             if (leader) {
                 barrier_wait(bar_k_empty(smem, stage.index), stage.parity);
                 tiles[stage.index].index = visit.tile;
-                tiles[stage.index].what = visit.classes | (next.tile < 0 ? is_last : 0);
+                tiles[stage.index].what = visit.classes | (next.tile < 0 ? is_last : 0) | (next.classes == all_full ? next_is_full : 0);
                 load_keys(smem, args, work, visit.tile, stage.index);
                 if (first) load_q(args, work, smem, turn);
             }
@@ -269,11 +274,15 @@ static __device__ __forceinline__ void start_pv(float (&o)[depth_v / 2], const u
     wgmma_commit();
 }
 
+static __device__ __forceinline__ unsigned keys_in(const Consumer *consumer, Stage stage) { return consumer->k + stage.index * (k_bytes / 16); }
+static __device__ __forceinline__ unsigned values_in(const Consumer *consumer, Stage stage) { return consumer->v + stage.index * (v_bytes / 16); }
+
 // The last O += P V.
-static __device__ __forceinline__ void finish_pv(float (&o)[depth_v / 2], const unsigned (&p)[tile_k / 4], const Consumer *consumer, int stage) {
-    start_pv(o, p, uniform(consumer->v + stage * (v_bytes / 16)));
+static __device__ __forceinline__ void finish_pv(float (&o)[depth_v / 2], const unsigned (&p)[tile_k / 4], const Consumer *consumer, Stage stage) {
+    barrier_wait(bar_v_full(consumer->smem, stage.index), stage.parity);
+    start_pv(o, p, values_in(consumer, stage));
     wgmma_wait<0>();
-    if (threadIdx.x % 32 == 0) barrier_arrive(bar_v_empty(consumer->smem, stage));
+    if (threadIdx.x % 32 == 0) barrier_arrive(bar_v_empty(consumer->smem, stage.index));
 }
 
 //@ if has_mask then
@@ -401,13 +410,14 @@ static __device__ __forceinline__ bool any_of_row(bool condition) {
     return quad & 15;
 }
 
-// Waits for the keys of a tile; its index, and what the producer tells of it.
-static __device__ __forceinline__ unsigned await_tile(const Consumer *consumer, Stage stage, int *index) {
+// Waits for the keys of a tile; what the producer tells of it.
+static __device__ __forceinline__ unsigned await_tile(const Consumer *consumer, Stage stage) {
     barrier_wait(bar_k_full(consumer->smem, stage.index), stage.parity);
-    const Tile tile = consumer->tiles[stage.index];
-    __syncwarp();  // all lanes have read it: one of them will tell that it may be overwritten
-    *index = tile.index;
-    return uniform(tile.what);
+    return from_lane_0(in_lane_0(&consumer->tiles[stage.index].what));
+}
+
+static __device__ __forceinline__ int index_of_tile(const Consumer *consumer, Stage stage) {
+    return from_lane_0(in_lane_0((const unsigned *)&consumer->tiles[stage.index].index));
 }
 
 static __device__ __forceinline__ unsigned class_of(const Consumer *consumer, unsigned what) { return what >> 2 * consumer->warpgroup & 3; }
@@ -422,7 +432,7 @@ static __device__ __forceinline__ void skip_tile(const Consumer *consumer, Stage
     turn_give(consumer->warpgroup);
 //@ end
     barrier_wait(bar_v_full(consumer->smem, stage.index), stage.parity);
-    __syncwarp();
+    __syncwarp();  // a lane that still waited would miss the phase once others go on
     if (threadIdx.x % 32 == 0) {
         barrier_arrive(bar_k_empty(consumer->smem, stage.index));
         barrier_arrive(bar_v_empty(consumer->smem, stage.index));
@@ -472,43 +482,62 @@ static __device__ __forceinline__ void spoil_rows(float (&o)[depth_v / 2], const
 //@ text("static __device__ __forceinline__ void lone_tile(float (&o)[depth_v / 2], unsigned (&p)[tile_k / 4],")
 //@ elseif overlap then
 // A full tile after another tile: starts S of this one and O += P V of the one before, which runs under the exponentials.
-//@ text("static __device__ __forceinline__ void full_tile(float (&o)[depth_v / 2], unsigned (&p)[tile_k / 4], const unsigned (&p_before)[tile_k / 4],")
+// Returns what the producer tells of it; moves on to the next stage.
+//@ text("static __device__ __forceinline__ unsigned full_tile(float (&o)[depth_v / 2], unsigned (&p)[tile_k / 4], const unsigned (&p_before)[tile_k / 4],")
 //@ else
-// A full tile after another tile: S of this one and O += P V of the one before, then the exponentials.
-//@ text("static __device__ __forceinline__ void full_tile(float (&o)[depth_v / 2], unsigned (&p)[tile_k / 4],")
+// A full tile after another tile: S of this one and O += P V of the one before, then the exponentials. Returns what the
+// producer tells of it; moves on to the next stage.
+//@ text("static __device__ __forceinline__ unsigned full_tile(float (&o)[depth_v / 2], unsigned (&p)[tile_k / 4],")
 //@ end
-//@ text("                                                 Rows *rows, " .. q_type .. ", const Consumer *consumer, const Work *work, " .. (alone and "int tile, unsigned what, Stage stage" or "int tile, Stage stage, int stage_before") .. ") {")
+//@ text("                                                 Rows *rows, " .. q_type .. ", const Consumer *consumer, const Work *work, " .. (alone and "unsigned what, Stage stage" or "Stage *next, Stage *last") .. ") {")
     const unsigned smem = consumer->smem;
     const float to_log2 = consumer->to_log2;
-//@ if alone or has_score then
-    const int column = tile * tile_k + threadIdx.x % 4 * 2;
-//@ end
-    const unsigned k = uniform(consumer->k + stage.index * (k_bytes / 16));
 //@ if not alone then
-    const unsigned v = uniform(consumer->v + stage_before * (v_bytes / 16));
+    const Stage stage = *next, before = *last;
+    barrier_wait(bar_k_full(smem, stage.index), stage.parity);
 //@ end
     float s[tile_k / 2];
 //@ if c.ping_pong == 1 then
     turn_take(consumer->warpgroup);
 //@ end
-    start_qk(s, q, k);
-//@ if overlap then
-    start_pv(o, p_before, v);
-//@ elseif not alone then
-    start_pv(o, p, v);
+    start_qk(s, q, keys_in(consumer, stage));
+//@ if not alone then
+    barrier_wait(bar_v_full(smem, before.index), before.parity);
+//@     if overlap then
+    start_pv(o, p_before, values_in(consumer, before));
+//@     else
+    start_pv(o, p, values_in(consumer, before));
+//@     end
 //@ end
 //@ if c.ping_pong == 1 then
     turn_give(consumer->warpgroup);
 //@ end
+//@ if not alone then
+    const unsigned told = in_lane_0(&consumer->tiles[stage.index].what);
+//@ end
+//@ if alone or has_score then
+    const int tile = index_of_tile(consumer, stage);
+    const int column = tile * tile_k + threadIdx.x % 4 * 2;
+//@ end
 //@ if overlap then
     wgmma_wait<1>();
+    if (threadIdx.x % 32 == 0) barrier_arrive(bar_k_empty(smem, stage.index));
+    keep_order(bar_v_full(smem, before.index), before.parity);
 //@ else
     wgmma_wait<0>();
+    if (threadIdx.x % 32 == 0) {
+        barrier_arrive(bar_k_empty(smem, stage.index));
+//@     if not alone then
+        barrier_arrive(bar_v_empty(smem, before.index));
+//@     end
+    }
+//@ end
 //@ if not alone then
-    if (threadIdx.x % 32 == 0) barrier_arrive(bar_v_empty(smem, stage_before));
+    const unsigned what = from_lane_0(told);
+    *last = stage;
+    stage_next(next);
+    next->index = uniform(next->index);
 //@ end
-//@ end
-    if (threadIdx.x % 32 == 0) barrier_arrive(bar_k_empty(smem, stage.index));
 //@ if has_score then
     score_tile(s, consumer->args, work, work->q_start + consumer->row, work->k_start + column);
 //@ end
@@ -528,10 +557,10 @@ static __device__ __forceinline__ void spoil_rows(float (&o)[depth_v / 2], const
     const bool over[2] = {!(part[0] < most_p), !(part[1] < most_p)};
 //@ end
     const bool any_over = __any_sync(~0u, over[0] || over[1]);
-    barrier_wait(bar_v_full(smem, stage.index), stage.parity);  // needed next
 //@ if overlap then
-    wgmma_wait<0>();  // kept behind the exponentials by the wait above
-    if (threadIdx.x % 32 == 0) barrier_arrive(bar_v_empty(smem, stage_before));
+    keep_order(bar_v_full(smem, before.index), before.parity);
+    wgmma_wait<0>();
+    if (threadIdx.x % 32 == 0) barrier_arrive(bar_v_empty(smem, before.index));
 //@ end
     if (any_over) {
         const bool of_row[2] = {any_of_row(over[0]), any_of_row(over[1])};  // other rows keep what they have, bit by bit
@@ -543,6 +572,9 @@ static __device__ __forceinline__ void spoil_rows(float (&o)[depth_v / 2], const
     rows->sum[1] += part[1];
 //@ if alone and has_mask then
     if (!is_full(what)) spoil_rows(o, consumer, work, tile, class_of(consumer, what), stage);
+//@ end
+//@ if not alone then
+    return what;
 //@ end
 }
 
@@ -642,33 +674,32 @@ static __device__ __forceinline__ void hand_over(const float (&o)[depth_v / 2], 
 #pragma unroll
         for (int i = 0; i < depth_v / 2; ++i) o[i] = 0;
 
-        // [2] tiles from the first key on
+        // [2] tiles from the last key back
         const Work *of_work = &works[turn % work_places];
         unsigned what;
-        int stage_before;
+        Stage before;
 //@ if c.p_sets == 2 then
         unsigned p_other[tile_k / 4];  // P of neighbours has places of its own, since one is read while the other is made
 //@ end
         do {
-            int tile;
-            what = await_tile(&consumer, stage, &tile);
-            if (class_of(&consumer, what) == 0) {
+            what = await_tile(&consumer, stage);
+            const bool unseen = class_of(&consumer, what) == 0;
+            if (unseen) {
                 skip_tile(&consumer, stage);
-                stage_next(&stage);
-                continue;
+            } else {
+                lone_tile(o, p, &rows, q, &consumer, of_work, what, stage);
             }
-            lone_tile(o, p, &rows, q, &consumer, of_work, tile, what, stage);
+            before = stage;
+            stage_next(&stage);
+            stage.index = uniform(stage.index);
+            if (unseen) continue;
             for (;;) {  // full tiles that follow
 //@ for _, names in ipairs(c.p_sets == 2 and {{"p", "p_other, p"}, {"p_other", "p, p_other"}} or {{"p", "p"}}) do
-                stage_before = stage.index;
-                stage_next(&stage);
-                const unsigned next_${names[1]} = what & is_last ? 0 : await_tile(&consumer, stage, &tile);
-                if (!is_full(next_${names[1]})) {
-                    finish_pv(o, ${names[1]}, &consumer, stage_before);
+                if (!(what & next_is_full)) {
+                    finish_pv(o, ${names[1]}, &consumer, before);
                     break;
                 }
-                what = next_${names[1]};
-//@ text("full_tile(o, " .. names[2] .. ", &rows, q, &consumer, of_work, tile, stage, stage_before);")
+//@ text("what = full_tile(o, " .. names[2] .. ", &rows, q, &consumer, of_work, &stage, &before);")
 //@ end
             }
         } while (!(what & is_last));

@@ -97,6 +97,12 @@ template <class T> static inline T __reduce_min_sync(unsigned, T x) {
     for (int i = 0; i < 32; ++i) x = min(x, (T)all[i]);
     return x;
 }
+static inline int __clz(unsigned x) { return x ? __builtin_clz(x) : 32; }
+static inline unsigned __reduce_or_sync(unsigned, unsigned x) {
+    const uint64_t *all = emu_exchange("__reduce_or_sync", x);
+    for (int i = 0; i < 32; ++i) x |= (unsigned)all[i];
+    return x;
+}
 
 // -- Shared memory
 // -----------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 //@ local one_span = walk == "range" and num_spans == 1
-// Which tiles of keys a work visits, from the first on: always in this order, so that a row's bits are its own.
+// Which tiles of keys a work visits, from the last back: always in this order, so that a row's bits are its own. Under a
+// causal mask the one tile that it cuts comes first, where there is no product under way that it would have to wait for.
 //@ if walk == "range" then
 typedef struct Spans {  // in tiles, inclusive
     int outer_lo, outer_hi;  // some of the rows see some key
@@ -9,7 +10,7 @@ typedef struct Spans {  // in tiles, inclusive
 //@ end
 //@ if one_span then
 typedef struct Walk {
-    int last;              // the last tile
+    int first;             // the last to be visited
     int full_lo, full_hi;  // those that are full for all
     int tile;              // the next
     const Spans *spans;    // [warpgroups]
@@ -17,8 +18,8 @@ typedef struct Walk {
 //@ else
 // A warp walks together; each lane knows one of 32 tiles.
 typedef struct Walk {
-    int last;           // the last tile that may be visited
-    int base;           // first of the 32 tiles at hand
+    int first;          // the last that may be visited
+    int base;           // first of the 32 tiles at hand, below 0 for the last of them
     unsigned classes;   // of this lane's tile: 2 bits a warpgroup, 0 empty, 1 partial, 2 full
     unsigned left;      // of the 32, those still to be visited
 //@ if walk == "range" then
@@ -62,7 +63,7 @@ static __device__ __forceinline__ void walk_classify(const LoomArgs *args, const
         const int row = first_row(work, w), row_end = last_row(work, w);
         const int first = tile * tile_k, last = min(first + tile_k, work->seq_k) - 1;
         unsigned what = 0;
-        if (tile <= walk->last && row <= row_end) {
+        if (tile >= 0 && row <= row_end) {
             what = tile_class(args, work, work->q_start + row, work->q_start + row_end, work->k_start + first, work->k_start + last);
             if (what == 2 && first + tile_k > work->seq_k) what = 1;
         }
@@ -100,15 +101,15 @@ static __device__ __forceinline__ Walk walk_begin(const LoomArgs *args, const Wo
     Walk walk;
     walk.spans = spans;
 //@ if one_span then
-    walk.tile = __reduce_min_sync(~0u, first);
-    walk.last = __reduce_max_sync(~0u, last);
+    walk.first = __reduce_min_sync(~0u, first);
+    walk.tile = __reduce_max_sync(~0u, last);
     walk.full_lo = __reduce_max_sync(~0u, of_lane.inner_lo);
     walk.full_hi = max(__reduce_min_sync(~0u, of_lane.inner_hi), walk.full_lo - 1);
 //@ else
-    walk.base = __reduce_min_sync(~0u, first);
-    walk.last = __reduce_max_sync(~0u, last);
+    walk.first = __reduce_min_sync(~0u, first);
+    walk.base = __reduce_max_sync(~0u, last) - 31;
     walk.left = 0;
-    if (walk.base <= walk.last) walk_classify(args, work, &walk);
+    if (walk.base + 31 >= walk.first) walk_classify(args, work, &walk);
 //@ end
     return walk;
 }
@@ -117,8 +118,8 @@ static __device__ __forceinline__ Walk walk_begin(const LoomArgs *args, const Wo
 //@ if one_span then
 static __device__ __forceinline__ Visit walk_next(const LoomArgs *args, const Work *work, Walk *walk) {
     Visit visit = {-1, 0};
-    if (walk->tile > walk->last) return visit;
-    visit.tile = walk->tile++;
+    if (walk->tile < walk->first) return visit;
+    visit.tile = walk->tile--;
     if (walk->full_lo <= visit.tile && visit.tile <= walk->full_hi) {
         visit.classes = all_full;
         return visit;
@@ -136,10 +137,10 @@ static __device__ __forceinline__ Visit walk_next(const LoomArgs *args, const Wo
 //@ if walk ~= "range" then
 static __device__ __forceinline__ Walk walk_begin(const LoomArgs *args, const Work *work) {
     Walk walk;
-    walk.base = 0;
-    walk.last = (work->seq_k + tile_k - 1) / tile_k - 1;
+    walk.first = 0;
+    walk.base = (work->seq_k + tile_k - 1) / tile_k - 32;
     walk.left = 0;
-    if (walk.base <= walk.last) walk_classify(args, work, &walk);
+    if (work->seq_k > 0) walk_classify(args, work, &walk);
     return walk;
 }
 
@@ -147,12 +148,12 @@ static __device__ __forceinline__ Walk walk_begin(const LoomArgs *args, const Wo
 static __device__ __forceinline__ Visit walk_next(const LoomArgs *args, const Work *work, Walk *walk) {
     Visit visit = {-1, 0};
     while (!walk->left) {
-        if (walk->base > walk->last - 32) return visit;
-        walk->base += 32;
+        if (walk->base <= walk->first) return visit;
+        walk->base -= 32;
         walk_classify(args, work, walk);
     }
-    const int bit = __ffs(walk->left) - 1;
-    walk->left &= walk->left - 1;
+    const int bit = 31 - __clz(walk->left);
+    walk->left ^= 1u << bit;
     visit.tile = walk->base + bit;
     visit.classes = __shfl_sync(~0u, walk->classes, bit);
     return visit;
