@@ -15,6 +15,7 @@ grid, workspace. Emission (emit.lua) and the runtime (descriptors, docs/design.m
 
 `schedule` is a table of integers, see schedule.lua. ]]
 
+local arch = require "arch"
 local expression = require "expression"
 local functions = require "functions"
 
@@ -262,6 +263,7 @@ local hopper = {}
 
 local BOX_COLUMNS, BOX_ROW_BYTES = 64, 128 -- of what one TMA instruction copies
 local WARPGROUP = 128                      -- threads
+local HOPPER_SMEM_BYTES = arch.get("sm_90").smem_block_bytes
 
 -- Registers a thread of the producer's warpgroup and of a consumer, by the number of consumer warpgroups: they share out
 -- what the block is launched with. Two consumers leave the producer more, but for those with wide tiles of S.
@@ -291,24 +293,24 @@ function kernel.hopper_registers(problem, s)
     return wide and HOPPER_FULL_REGISTERS or HOPPER_REGISTERS[s.tile_q // 64]
 end
 
+-- Boxes of O have as many places in shared memory as are left beside the stages; where not all have, O leaves in parts.
 local function hopper_shared(problem, s)
     local d, dv = head_dims(problem)
-    local q = s.tile_q * BOX_ROW_BYTES * (s.q_registers == 1 and chunks(d) or math.max(chunks(d), chunks(dv)))
+    local spans = functions.uses(problem).num_spans
+    local o_box = s.tile_q * BOX_ROW_BYTES
     local shared = {
-        {"q", s.q_buffers * q, s.q_registers == 1 and "[q_buffers][chunks_qk][tile_q][64]"
-            or "[q_buffers][chunks][tile_q][64], O on its way out too"},
+        {"q", s.q_buffers * s.tile_q * BOX_ROW_BYTES * chunks(d), "[q_buffers][chunks_qk][tile_q][64]"},
         {"k", s.stages * s.tile_k * BOX_ROW_BYTES * chunks(d), "[stages][chunks_qk][tile_k][64]"},
         {"v", s.stages * s.tile_k * BOX_ROW_BYTES * chunks(dv), "[stages][chunks_v][tile_k][64]"},
+        {"o", o_box, "[o_chunks][tile_q][64]"},
+        {"barriers", 8 * ((problem.mask and 5 or 4) * s.stages + 2 * s.q_buffers), "of stages, of buffers of q"},
+        {"tiles", 8 * s.stages, "[stages] what the producer tells of a tile"},
+        {"works", 4 * 32, "[work_places] what the producer tells of a work"},
+        {"producer", 16 + (spans and s.tile_q // 64 * spans * 16 or 0), "its rounds, and the spans of tiles it visits"},
     }
-    if s.q_registers == 1 then
-        shared[#shared + 1] = {"o", s.tile_q * BOX_ROW_BYTES * chunks(dv), "[chunks_v][tile_q][64]"}
-    end
-    shared[#shared + 1] = {"barriers", 8 * ((problem.mask and 5 or 4) * s.stages + 2 * s.q_buffers + 2 * (s.tile_q // 64) + 1), "of stages, of buffers of q, of O"}
-    shared[#shared + 1] = {"tiles", 8 * s.stages, "[stages] what the producer tells of a tile"}
-    shared[#shared + 1] = {"works", 8 * 32, "[work_places] what the producer tells of a work"}
-    local spans = functions.uses(problem).num_spans
-    shared[#shared + 1] = {"producer", 16 + (spans and s.tile_q // 64 * spans * 16 or 0), "its rounds, and the spans of tiles it visits"}
     if problem.mask then shared[#shared + 1] = {"values", s.stages * (12 + 2 * 64), "[stages] what is known of a tile's values"} end
+    local left = HOPPER_SMEM_BYTES - shared_total(shared)
+    shared[4][2] = o_box * math.max(1, math.min(chunks(dv), 1 + left // o_box))
     return shared
 end
 
@@ -335,6 +337,7 @@ function hopper.forward(problem, s)
             {"q_registers", s.q_registers, "1: queries stay in registers"},
             {"p_sets", s.p_sets, "2: P of neighbouring tiles in registers of their own"},
             {"ping_pong", s.ping_pong, "1: warpgroups take turns in starting products"},
+            {"o_chunks", shared[4][2] // (s.tile_q * BOX_ROW_BYTES), "boxes of o that leave at once"},
             {"q_bytes", shared[1][2] // s.q_buffers, "of a buffer of queries"},
             {"k_bytes", shared[2][2] // s.stages, "of a tile of keys"},
             {"v_bytes", shared[3][2] // s.stages, "of a tile of values"},

@@ -58,9 +58,9 @@ typedef struct Tile {
 constexpr unsigned is_last = 1u << 16;       // nothing
 constexpr unsigned next_is_full = 1u << 17;  // a tile that is full for all warpgroups
 
-// The producer tells the others of the works of the block before it loads their queries; tile -1 ends them. It is at
-// most four works ahead of the storer.
-constexpr int work_places = 8;
+// The producer tells the consumers of the works of the block before it loads their queries; tile -1 ends them. It may be
+// q_buffers + 1 works ahead of a consumer.
+constexpr int work_places = 4;
 
 // A stage of the ring of keys and values, and the parity of the present turn.
 typedef struct Stage {
@@ -84,13 +84,8 @@ static __device__ __forceinline__ unsigned bar_k_empty(unsigned smem, int stage)
 static __device__ __forceinline__ unsigned bar_v_empty(unsigned smem, int stage) { return bar_k_full(smem, stage) + 24 * stages; }
 static __device__ __forceinline__ unsigned bar_q_full(unsigned smem, int buffer) { return smem + smem_barriers + 32 * stages + 8 * buffer; }
 static __device__ __forceinline__ unsigned bar_q_empty(unsigned smem, int buffer) { return bar_q_full(smem, buffer) + 8 * q_buffers; }
-// Two of each warpgroup, for even and odd works: a warpgroup may be a work ahead of one that the storer waits for.
-static __device__ __forceinline__ unsigned bar_o_full(unsigned smem, int turn, int warpgroup) {
-    return bar_q_full(smem, 2 * q_buffers) + 8 * (turn % 2 * warpgroups + warpgroup);
-}
-static __device__ __forceinline__ unsigned bar_o_empty(unsigned smem) { return bar_o_full(smem, 0, 2 * warpgroups); }
 //@ if has_mask then
-static __device__ __forceinline__ unsigned bar_checked(unsigned smem, int stage) { return bar_o_empty(smem) + 8 + 8 * stage; }
+static __device__ __forceinline__ unsigned bar_checked(unsigned smem, int stage) { return bar_q_full(smem, 2 * q_buffers) + 8 * stage; }
 
 //@ part("careful")
 //@ end
@@ -190,40 +185,6 @@ typedef struct Producer {
         values[stage.index].what = search_ends;
         barrier_arrive(bar_v_full(smem, stage.index));
 //@ end
-    }
-}
-
-// -- Storer: one warp writes O ------------------------------------------------------------------------------------
-
-static __device__ __forceinline__ void store(const LoomArgs *args, unsigned smem, const Work *works) {
-    for (int turn = 0;; ++turn) {
-        const Work *work = &works[turn % work_places];
-        for (int w = 0; w < warpgroups; ++w) {
-            barrier_wait(bar_o_full(smem, turn, w), turn / 2 & 1);
-            if (threadIdx.x % 32 || work->tile < 0) continue;
-#pragma unroll
-            for (int i = 0; i < chunks_v; ++i) {
-//@ if c.q_registers == 1 then
-                const unsigned from = smem + smem_o + i * tile_q * 128 + 8192 * w;
-//@ else
-                const unsigned from = smem + smem_q + turn % q_buffers * q_bytes + i * tile_q * 128 + 8192 * w;
-//@ end
-                store_box(&args->o_map, from, 64 * i, work->tile * tile_q + 64 * w, work->head, work->batch);
-            }
-            stores_commit();
-        }
-        const bool ends = work->tile < 0;
-        __syncwarp();  // all lanes have read what may be overwritten now
-        if (ends) break;
-        if (threadIdx.x % 32 == 0) {
-            stores_read();
-//@ if c.q_registers == 1 then
-            barrier_arrive(bar_o_empty(smem));
-//@ else
-            barrier_arrive(bar_q_empty(smem, turn % q_buffers));
-//@ end
-        }
-        __syncwarp();
     }
 }
 
@@ -522,7 +483,6 @@ static __device__ __forceinline__ void spoil_rows(float (&o)[depth_v / 2], const
 //@ if overlap then
     wgmma_wait<1>();
     if (threadIdx.x % 32 == 0) barrier_arrive(bar_k_empty(smem, stage.index));
-    keep_order(bar_v_full(smem, before.index), before.parity);
 //@ else
     wgmma_wait<0>();
     if (threadIdx.x % 32 == 0) {
@@ -600,27 +560,35 @@ static __device__ __forceinline__ void end_rows(const LoomArgs *args, const Work
     }
 }
 
-// O of a turn to shared memory, in the swizzle of a box, for the storer.
-static __device__ __forceinline__ void hand_over(const float (&o)[depth_v / 2], const float (&inverse)[2], unsigned smem, int warpgroup, int turn) {
+// Writes O: through shared memory, a few boxes at a time, in their swizzle.
+static __device__ __forceinline__ void store_o(const float (&o)[depth_v / 2], const float (&inverse)[2], const Consumer *consumer, const Work *work) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-//@ if c.q_registers == 1 then
-    const unsigned smem_to = smem + smem_o + 8192 * warpgroup;
-    barrier_wait(bar_o_empty(smem), (turn & 1) ^ 1);
-//@ else
-    const unsigned smem_to = smem + smem_q + turn % q_buffers * q_bytes + 8192 * warpgroup;  // the queries are no longer needed
-//@ end
+    const unsigned boxes = consumer->smem + smem_o + 8192 * consumer->warpgroup;
+    const bool leader = threadIdx.x % 128 == 0;
 #pragma unroll
-    for (int j = 0; j < depth_v / 8; j += 2) {  // 16 columns of the warp's 16 rows
-        const unsigned at = smem_to + j / 8 * (tile_q * 128) + (16 * warp + lane % 16) * 128 + (((j + lane / 16) % 8 ^ lane % 8) << 4);
-        asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
-                     ::"r"(at), "r"(pack(o[4 * j] * inverse[0], o[4 * j + 1] * inverse[0])),
-                     "r"(pack(o[4 * j + 2] * inverse[1], o[4 * j + 3] * inverse[1])),
-                     "r"(pack(o[4 * j + 4] * inverse[0], o[4 * j + 5] * inverse[0])),
-                     "r"(pack(o[4 * j + 6] * inverse[1], o[4 * j + 7] * inverse[1])) : "memory");
+    for (int first = 0; first < chunks_v; first += o_chunks) {
+        if (leader) stores_read();
+        warpgroup_sync(consumer->warpgroup);  // what was in the boxes has been read
+#pragma unroll
+        for (int i = 8 * first; i < 8 * (first + o_chunks) && i < depth_v / 8; i += 2) {  // 16 columns of the warp's 16 rows
+            const int j = i - 8 * first;
+            const unsigned at = boxes + j / 8 * (tile_q * 128) + (16 * warp + lane % 16) * 128 + (((j + lane / 16) % 8 ^ lane % 8) << 4);
+            asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
+                         ::"r"(at), "r"(pack(o[4 * i] * inverse[0], o[4 * i + 1] * inverse[0])),
+                         "r"(pack(o[4 * i + 2] * inverse[1], o[4 * i + 3] * inverse[1])),
+                         "r"(pack(o[4 * i + 4] * inverse[0], o[4 * i + 5] * inverse[0])),
+                         "r"(pack(o[4 * i + 6] * inverse[1], o[4 * i + 7] * inverse[1])) : "memory");
+        }
+        publish_shared();
+        warpgroup_sync(consumer->warpgroup);
+        if (!leader) continue;
+#pragma unroll
+        for (int i = first; i < first + o_chunks && i < chunks_v; ++i) {
+            store_box(&consumer->args->o_map, boxes + (i - first) * tile_q * 128, 64 * i, work->tile * tile_q + 64 * consumer->warpgroup, work->head,
+                      work->batch);
+        }
+        stores_commit();
     }
-    publish_shared();
-    __syncwarp();
-    if (lane == 0) barrier_arrive(bar_o_full(smem, turn, warpgroup));
 }
 
 //@ text("static __device__ __forceinline__ void consume(const LoomArgs *args, unsigned smem, const Tile *tiles, const Work *works" .. (has_mask and ", const Values *values" or "") .. ") {")
@@ -686,6 +654,9 @@ static __device__ __forceinline__ void hand_over(const float (&o)[depth_v / 2], 
             const bool unseen = class_of(&consumer, what) == 0;
             if (unseen) {
                 skip_tile(&consumer, stage);
+//@ if c.q_registers == 0 then
+                if (what & is_last && lane == 0) barrier_arrive(bar_q_empty(smem, buffer));
+//@ end
             } else {
                 lone_tile(o, p, &rows, q, &consumer, of_work, what, stage);
             }
@@ -696,6 +667,9 @@ static __device__ __forceinline__ void hand_over(const float (&o)[depth_v / 2], 
             for (;;) {  // full tiles that follow
 //@ for _, names in ipairs(c.p_sets == 2 and {{"p", "p_other, p"}, {"p_other", "p, p_other"}} or {{"p", "p"}}) do
                 if (!(what & next_is_full)) {
+//@ if c.q_registers == 0 then
+                    if (what & is_last && lane == 0) barrier_arrive(bar_q_empty(smem, buffer));
+//@ end
                     finish_pv(o, ${names[1]}, &consumer, before);
                     break;
                 }
@@ -707,9 +681,9 @@ static __device__ __forceinline__ void hand_over(const float (&o)[depth_v / 2], 
         // [3] O and LSE
         float inverse[2];
         end_rows(args, of_work, &rows, consumer.row, inverse);
-        hand_over(o, inverse, smem, warpgroup, turn);
+        store_o(o, inverse, &consumer, of_work);
     }
-    if (lane == 0) barrier_arrive(bar_o_full(smem, turn, warpgroup));  // the storer sees that the works have ended
+    if (threadIdx.x % 128 == 0) stores_read();
 }
 
 extern "C" __global__ void __launch_bounds__(threads, 1) ${symbol}(const __grid_constant__ LoomArgs args) {
@@ -737,14 +711,8 @@ extern "C" __global__ void __launch_bounds__(threads, 1) ${symbol}(const __grid_
         }
         for (int i = 0; i < q_buffers; ++i) {
             barrier_init(bar_q_full(smem, i), 1);
-//@ if c.q_registers == 1 then
             barrier_init(bar_q_empty(smem, i), 4 * warpgroups);
-//@ else
-            barrier_init(bar_q_empty(smem, i), 1);
-//@ end
         }
-        for (int i = 0; i < 2 * warpgroups; ++i) barrier_init(bar_o_full(smem, 0, i), 4);
-        barrier_init(bar_o_empty(smem), 1);
         publish_shared();
     }
     __syncthreads();
@@ -755,7 +723,6 @@ extern "C" __global__ void __launch_bounds__(threads, 1) ${symbol}(const __grid_
 //@ end
         const int warp = threadIdx.x / 32;
 //@ text("if (warp == 0) produce(&args, smem, tiles, works, (Producer *)(shared + smem_producer)" .. values .. ");")
-        if (warp == 1) store(&args, smem, works);
 //@ if has_mask then
         if (warp >= 2) search(&args, smem, values);
 //@ end

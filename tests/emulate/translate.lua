@@ -11,6 +11,7 @@ local CALLS = {
     {"mbarrier.try_wait", "emu_barrier_wait($*);"},
     {"mbarrier.arrive.expect_tx", "emu_barrier_arrive($*);"},
     {"mbarrier.arrive.shared", "ptx_arrive($*);"},
+    {"barrier.cta.sync %0, 128", "emu_named_barrier($1, 128, 1);"},
     {"barrier.cta.sync %0, 256", "emu_named_barrier($1, 256, 1);"},
     {"barrier.cta.arrive %0, 256", "emu_named_barrier($1, 256, 0);"},
     {"cp.async.bulk.tensor.5d.shared", "emu_load($*);"},

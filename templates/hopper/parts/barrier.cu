@@ -23,6 +23,11 @@ static __device__ __forceinline__ void barrier_arrive(unsigned barrier) {
 static __device__ __forceinline__ void barrier_expect(unsigned barrier, int bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
+
+// All threads of a consumer warpgroup.
+static __device__ __forceinline__ void warpgroup_sync(int warpgroup) {
+    asm volatile("barrier.cta.sync %0, 128;" ::"r"(1 + warpgroups + warpgroup) : "memory");
+}
 //@ if c.ping_pong == 1 then
 
 // Warpgroups take turns in starting products, so that the exponentials of one run under the products of another.
