@@ -450,11 +450,11 @@ static __device__ __forceinline__ void spoil_rows(float (&o)[depth_v / 2], const
 // producer tells of it; moves on to the next stage.
 //@ text("static __device__ __forceinline__ unsigned full_tile(float (&o)[depth_v / 2], unsigned (&p)[tile_k / 4],")
 //@ end
-//@ text("                                                 Rows *rows, " .. q_type .. ", const Consumer *consumer, const Work *work, " .. (alone and "unsigned what, Stage stage" or "Stage *next, Stage *last") .. ") {")
+//@ text("                                                 Rows *rows, " .. q_type .. ", const Consumer *consumer, const Work *work, " .. (alone and "unsigned what, Stage stage" or "Stage *next") .. ") {")
     const unsigned smem = consumer->smem;
     const float to_log2 = consumer->to_log2;
 //@ if not alone then
-    const Stage stage = *next, before = *last;
+    const Stage stage = *next, before = stage_before(stage);
     barrier_wait(bar_k_full(smem, stage.index), stage.parity);
 //@ end
     float s[tile_k / 2];
@@ -494,7 +494,6 @@ static __device__ __forceinline__ void spoil_rows(float (&o)[depth_v / 2], const
 //@ end
 //@ if not alone then
     const unsigned what = from_lane_0(told);
-    *last = stage;
     stage_next(next);
     next->index = uniform(next->index);
 //@ end
@@ -645,7 +644,6 @@ static __device__ __forceinline__ void store_o(const float (&o)[depth_v / 2], co
         // [2] tiles from the last key back
         const Work *of_work = &works[turn % work_places];
         unsigned what;
-        Stage before;
 //@ if c.p_sets == 2 then
         unsigned p_other[tile_k / 4];  // P of neighbours has places of its own, since one is read while the other is made
 //@ end
@@ -660,7 +658,6 @@ static __device__ __forceinline__ void store_o(const float (&o)[depth_v / 2], co
             } else {
                 lone_tile(o, p, &rows, q, &consumer, of_work, what, stage);
             }
-            before = stage;
             stage_next(&stage);
             stage.index = uniform(stage.index);
             if (unseen) continue;
@@ -670,10 +667,10 @@ static __device__ __forceinline__ void store_o(const float (&o)[depth_v / 2], co
 //@ if c.q_registers == 0 then
                     if (what & is_last && lane == 0) barrier_arrive(bar_q_empty(smem, buffer));
 //@ end
-                    finish_pv(o, ${names[1]}, &consumer, before);
+                    finish_pv(o, ${names[1]}, &consumer, stage_before(stage));
                     break;
                 }
-//@ text("what = full_tile(o, " .. names[2] .. ", &rows, q, &consumer, of_work, &stage, &before);")
+//@ text("what = full_tile(o, " .. names[2] .. ", &rows, q, &consumer, of_work, &stage);")
 //@ end
             }
         } while (!(what & is_last));
