@@ -15,7 +15,6 @@ grid, workspace. Emission (emit.lua) and the runtime (descriptors, docs/design.m
 
 `schedule` is a table of integers, see schedule.lua. ]]
 
-local arch = require "arch"
 local expression = require "expression"
 local functions = require "functions"
 
@@ -263,7 +262,6 @@ local hopper = {}
 
 local BOX_COLUMNS, BOX_ROW_BYTES = 64, 128 -- of what one TMA instruction copies
 local WARPGROUP = 128                      -- threads
-local HOPPER_SMEM_BYTES = arch.get("sm_90").smem_block_bytes
 
 -- Registers a thread of the producer's warpgroup and of a consumer, by the number of consumer warpgroups: they share out
 -- what the block is launched with. Two consumers leave the producer more, but for those with wide tiles of S.
@@ -293,24 +291,19 @@ function kernel.hopper_registers(problem, s)
     return wide and HOPPER_FULL_REGISTERS or HOPPER_REGISTERS[s.tile_q // 64]
 end
 
--- Boxes of O have as many places in shared memory as are left beside the stages; where not all have, O leaves in parts.
 local function hopper_shared(problem, s)
     local d, dv = head_dims(problem)
     local spans = functions.uses(problem).num_spans
-    local o_box = s.tile_q * BOX_ROW_BYTES
     local shared = {
         {"q", s.q_buffers * s.tile_q * BOX_ROW_BYTES * chunks(d), "[q_buffers][chunks_qk][tile_q][64]"},
         {"k", s.stages * s.tile_k * BOX_ROW_BYTES * chunks(d), "[stages][chunks_qk][tile_k][64]"},
         {"v", s.stages * s.tile_k * BOX_ROW_BYTES * chunks(dv), "[stages][chunks_v][tile_k][64]"},
-        {"o", o_box, "[o_chunks][tile_q][64]"},
-        {"barriers", 8 * ((problem.mask and 5 or 4) * s.stages + 2 * s.q_buffers), "of stages, of buffers of q"},
+        {"barriers", 8 * (4 * s.stages + 2 * s.q_buffers), "of stages, of buffers of q"},
         {"tiles", 8 * s.stages, "[stages] what the producer tells of a tile"},
         {"works", 4 * 32, "[work_places] what the producer tells of a work"},
-        {"producer", 16 + (spans and s.tile_q // 64 * spans * 16 or 0), "its rounds, and the spans of tiles it visits"},
+        {"producer", 16 + (spans and 2 * s.tile_q // 64 * spans * 16 or 0), "its rounds, and the spans of tiles it visits"},
     }
-    if problem.mask then shared[#shared + 1] = {"values", s.stages * (12 + 2 * 64), "[stages] what is known of a tile's values"} end
-    local left = HOPPER_SMEM_BYTES - shared_total(shared)
-    shared[4][2] = o_box * math.max(1, math.min(chunks(dv), 1 + left // o_box))
+    if problem.mask then shared[#shared + 1] = {"nonfinite", s.tile_q // 64 * 64, "[warpgroups] where a tile's values are not finite"} end
     return shared
 end
 
@@ -325,7 +318,8 @@ function hopper.forward(problem, s)
             {"depth_qk", d, "head dim of q and k rounded up to one wgmma"},
             {"depth_v", dv, "the same of v and o"},
             {"chunks_qk", chunks(d), "boxes of 64 columns of q and k"},
-            {"chunks_v", chunks(dv), "the same of v and o"},
+            {"chunks_v", chunks(dv), "the same of v"},
+            {"head_dim_v", problem.dv, "of v and o as they are"},
             {"loads_qk", chunks(d) // box_chunks(problem.d), "copies that load a tile of q or k"},
             {"loads_v", chunks(dv) // box_chunks(problem.dv), "the same of v"},
             {"tile_q", s.tile_q, "queries of a tile"},
@@ -337,7 +331,6 @@ function hopper.forward(problem, s)
             {"q_registers", s.q_registers, "1: queries stay in registers"},
             {"p_sets", s.p_sets, "2: P of neighbouring tiles in registers of their own"},
             {"ping_pong", s.ping_pong, "1: warpgroups take turns in starting products"},
-            {"o_chunks", shared[4][2] // (s.tile_q * BOX_ROW_BYTES), "boxes of o that leave at once"},
             {"q_bytes", shared[1][2] // s.q_buffers, "of a buffer of queries"},
             {"k_bytes", shared[2][2] // s.stages, "of a tile of keys"},
             {"v_bytes", shared[3][2] // s.stages, "of a tile of values"},
@@ -346,7 +339,7 @@ function hopper.forward(problem, s)
         }, seen_constants(s.tile_k // MMA_N)),
         shared = shared,
         maps = {{tensor = "q", rows = s.tile_q, chunks = box_chunks(problem.d)}, {tensor = "k", rows = s.tile_k, chunks = box_chunks(problem.d)},
-                {tensor = "v", rows = s.tile_k, chunks = box_chunks(problem.dv)}, {tensor = "o", rows = 64, chunks = 1}},
+                {tensor = "v", rows = s.tile_k, chunks = box_chunks(problem.dv)}},
         phases = {"queries", "tiles of keys", "O and LSE"},
         grid = {heads = "heads_q", seq = "seq_q", rows = s.tile_q, persistent = 1},
     }

@@ -85,7 +85,6 @@ static __device__ __forceinline__ unsigned bar_v_empty(unsigned smem, int stage)
 static __device__ __forceinline__ unsigned bar_q_full(unsigned smem, int buffer) { return smem + smem_barriers + 32 * stages + 8 * buffer; }
 static __device__ __forceinline__ unsigned bar_q_empty(unsigned smem, int buffer) { return bar_q_full(smem, buffer) + 8 * q_buffers; }
 //@ if has_mask then
-static __device__ __forceinline__ unsigned bar_checked(unsigned smem, int stage) { return bar_q_full(smem, 2 * q_buffers) + 8 * stage; }
 
 //@ part("careful")
 //@ end
@@ -113,79 +112,73 @@ static __device__ __forceinline__ void end_works(unsigned smem, Work *works, int
 
 //@ part("kv_tile")
 
-//@ if has_mask then
-static __device__ __forceinline__ void load_values_of(unsigned smem, const LoomArgs *args, const Work *work, const Visit *visit, Stage stage, Values *values) {
+static __device__ __forceinline__ void load_values_of(unsigned smem, const LoomArgs *args, const Work *work, int tile, Stage stage) {
     barrier_wait(bar_v_empty(smem, stage.index), stage.parity);
-    values[stage.index].what = visit->classes == 0 || visit->classes == all_full ? pass_by : searching;
-//@ else
-static __device__ __forceinline__ void load_values_of(unsigned smem, const LoomArgs *args, const Work *work, const Visit *visit, Stage stage) {
-    barrier_wait(bar_v_empty(smem, stage.index), stage.parity);
-//@ end
-    load_values(smem, args, work, visit->tile, stage.index);
+    load_values(smem, args, work, tile, stage.index);
 }
 
 // What the producer keeps in shared memory, as it has few registers.
 typedef struct Producer {
     Rounds rounds;
 //@ if walk == "range" then
-    Spans spans[warpgroups * num_spans];
+    Spans spans[2][warpgroups * num_spans];  // of even and odd works
 //@ end
 } Producer;
 
-//@ local values = has_mask and ", values" or ""
-//@ text("static __device__ __forceinline__ void produce(const LoomArgs *args, unsigned smem, Tile *tiles, Work *works, Producer *own" .. (has_mask and ", Values *values" or "") .. ") {")
+// Finds the work of a turn. False: there is none.
+static __device__ __forceinline__ bool find_work(const LoomArgs *args, Producer *own, Work *works, int turn, int *round) {
+    Work found;
+    do {
+        if (*round >= own->rounds.count) return false;
+    } while (!work_of(args, &own->rounds, (*round)++, &found));
+    Work *work = &works[turn % work_places];
+    if (threadIdx.x % 32 == 0) *work = found;
+    __syncwarp();
+//@ if walk == "range" then
+    walk_plan(args, work, own->spans[turn % 2]);
+//@ end
+    return true;
+}
+
+static __device__ __forceinline__ void produce(const LoomArgs *args, unsigned smem, Tile *tiles, Work *works, Producer *own) {
     const bool leader = threadIdx.x % 32 == 0;
     if (leader) own->rounds = rounds_of(args);
     __syncwarp();
     Stage stage = {0, 1};
+    int round = 0;
     int turn = 0;
-    for (int round = 0; round < own->rounds.count; ++round) {
-        Work next_work;
-        if (!work_of(args, &own->rounds, round, &next_work)) continue;
-        Work *work = &works[turn % work_places];
-        if (leader) *work = next_work;
-        __syncwarp();
+    for (bool more = find_work(args, own, works, 0, &round); more; ++turn) {
+        const Work *work = &works[turn % work_places];
 //@ if walk == "range" then
-        Walk walk = walk_begin(args, work, own->spans);
+        Walk walk = walk_begin(args, work, own->spans[turn % 2]);
 //@ else
         Walk walk = walk_begin(args, work);
 //@ end
         Visit visit = walk_next(args, work, &walk);
         const bool nothing = visit.tile < 0;  // then tile -1 is visited: it is empty for all, and not loaded
-        Visit before = {-1, 0};
-        bool first = true;
+        int before = -1, count = 0;
         do {
-            // keys of this tile, values of the one before
+            // keys of this tile, values of the one before; of the last both
             const Visit next = nothing ? visit : walk_next(args, work, &walk);
             if (leader) {
                 barrier_wait(bar_k_empty(smem, stage.index), stage.parity);
                 tiles[stage.index].index = visit.tile;
                 tiles[stage.index].what = visit.classes | (next.tile < 0 ? is_last : 0) | (next.classes == all_full ? next_is_full : 0);
                 load_keys(smem, args, work, visit.tile, stage.index);
-                if (first) load_q(args, work, smem, turn);
+                if (count == 0) load_q(args, work, smem, turn);
+                if (count > 0) load_values_of(smem, args, work, before, stage_before(stage));
+                if (next.tile < 0) load_values_of(smem, args, work, visit.tile, stage);
             }
-            if (leader && !first) {
-//@ text("load_values_of(smem, args, work, &before, stage_before(stage)" .. values .. ");")
-            }
-            before = visit;
-            first = false;
+            __syncwarp();
+            // while the ring is full
+            if (count == stages || (next.tile < 0 && count < stages)) more = find_work(args, own, works, turn + 1, &round);
+            before = visit.tile;
+            ++count;
             stage_next(&stage);
             visit = next;
         } while (visit.tile >= 0);
-        if (leader) {
-//@ text("load_values_of(smem, args, work, &before, stage_before(stage)" .. values .. ");")
-        }
-        __syncwarp();
-        ++turn;
     }
-    if (leader) {
-        end_works(smem, works, turn);
-//@ if has_mask then
-        barrier_wait(bar_v_empty(smem, stage.index), stage.parity);
-        values[stage.index].what = search_ends;
-        barrier_arrive(bar_v_full(smem, stage.index));
-//@ end
-    }
+    if (leader) end_works(smem, works, turn);
 }
 
 // -- Consumers: a warpgroup has 64 queries ----------------------------------------------------------------------
@@ -195,7 +188,7 @@ typedef struct Consumer {
     const LoomArgs *args;
     const Tile *tiles;
 //@ if has_mask then
-    const Values *values;
+    Nonfinite *nonfinite;     // this warpgroup's
 //@ end
     unsigned smem;
     unsigned k, v;            // operands in stage 0
@@ -279,19 +272,29 @@ static __device__ __forceinline__ bool keys_of_row(const LoomArgs *args, const W
 
 // The same for rows that see a few spans of columns: compares with constants.
 static __device__ __forceinline__ void hide_by_spans(float (&s)[tile_k / 2], const Span (&keys)[2][num_spans], int column) {
+//@ if num_spans == 1 then
+    const bool from_first = __all_sync(~0u, keys[0][0].lo <= column && keys[1][0].lo <= column);
 #pragma unroll
-    for (int half = 0; half < 2; ++half)
+    for (int i = 0; i < tile_k / 2; ++i) {
+        const int k = i / 4 * 8 + i % 2;
+        if (k > keys[i / 2 % 2][0].hi - column) s[i] = __int_as_float(0xff800000);
+    }
+    if (from_first) return;
 #pragma unroll
-        for (int j = 0; j < tile_k / 8; ++j)
+    for (int i = 0; i < tile_k / 2; ++i) {
+        const int k = i / 4 * 8 + i % 2;
+        if (k < keys[i / 2 % 2][0].lo - column) s[i] = __int_as_float(0xff800000);
+    }
+//@ else
 #pragma unroll
-            for (int e = 0; e < 2; ++e) {
-                bool seen = false;
+    for (int i = 0; i < tile_k / 2; ++i) {
+        const int k = i / 4 * 8 + i % 2;
+        bool seen = false;
 #pragma unroll
-                for (int i = 0; i < num_spans; ++i) {
-                    seen = seen || (keys[half][i].lo - column <= 8 * j + e && 8 * j + e <= keys[half][i].hi - column);
-                }
-                if (!seen) s[4 * j + 2 * half + e] = __int_as_float(0xff800000);
-            }
+        for (int n = 0; n < num_spans; ++n) seen = seen || (keys[i / 2 % 2][n].lo - column <= k && k <= keys[i / 2 % 2][n].hi - column);
+        if (!seen) s[i] = __int_as_float(0xff800000);
+    }
+//@ end
 }
 
 //@ end
@@ -387,12 +390,16 @@ static __device__ __forceinline__ unsigned class_of(const Consumer *consumer, un
 static __device__ __forceinline__ bool is_full(unsigned what) { return (what & 0xff) == all_full; }
 
 // A tile that no row of the warpgroup sees.
-static __device__ __forceinline__ void skip_tile(const Consumer *consumer, Stage stage) {
+static __device__ __forceinline__ void skip_tile(const Consumer *consumer, unsigned what, Stage stage) {
 //@ if c.ping_pong == 1 then
     turn_take(consumer->warpgroup);
     turn_give(consumer->warpgroup);
 //@ end
     barrier_wait(bar_v_full(consumer->smem, stage.index), stage.parity);
+//@ if has_mask then
+    const unsigned values = consumer->smem + smem_v + stage.index * v_bytes;
+    if ((what & 0xff) && any_nonfinite(values, consumer->warpgroup)) clear_nonfinite(consumer->nonfinite, values, consumer->warpgroup);
+//@ end
     __syncwarp();  // a lane that still waited would miss the phase once others go on
     if (threadIdx.x % 32 == 0) {
         barrier_arrive(bar_k_empty(consumer->smem, stage.index));
@@ -422,18 +429,6 @@ static __device__ __forceinline__ void hide_unseen(float (&s)[tile_k / 2], const
 //@ end
 }
 
-//@ if has_mask then
-// What V of a tile holds that is not finite has been cleared by the searchers; rows that see it are told.
-static __device__ __forceinline__ void spoil_rows(float (&o)[depth_v / 2], const Consumer *consumer, const Work *work, int tile, unsigned tile_class, Stage stage) {
-    barrier_wait(bar_checked(consumer->smem, stage.index), stage.parity);
-    const Values *values = &consumer->values[stage.index];
-    if (values->what == searching && anything_found(values)) {
-        spoil(o, values, tile_class == 2 ? 3 : rows_that_see(consumer->args, work, consumer->row, tile * tile_k, values));
-    }
-    __syncwarp();  // all lanes have read what may be overwritten after the product
-}
-
-//@ end
 //@ local q_type = c.q_registers == 1 and "const unsigned (&q)[depth_qk / 4]" or "unsigned q"
 //@ for _, alone in ipairs {true, false} do
 //@ local overlap = not alone and c.p_sets == 2
@@ -479,6 +474,14 @@ static __device__ __forceinline__ void spoil_rows(float (&o)[depth_v / 2], const
 //@ if alone or has_score then
     const int tile = index_of_tile(consumer, stage);
     const int column = tile * tile_k + threadIdx.x % 4 * 2;
+//@ end
+//@ if alone and has_mask then
+    const unsigned values = smem + smem_v + stage.index * v_bytes;
+    bool careful = false;
+    if (!is_full(what)) {
+        barrier_wait(bar_v_full(smem, stage.index), stage.parity);
+        careful = any_nonfinite(values, consumer->warpgroup);
+    }
 //@ end
 //@ if overlap then
     wgmma_wait<1>();
@@ -530,7 +533,11 @@ static __device__ __forceinline__ void spoil_rows(float (&o)[depth_v / 2], const
     rows->sum[0] += part[0];
     rows->sum[1] += part[1];
 //@ if alone and has_mask then
-    if (!is_full(what)) spoil_rows(o, consumer, work, tile, class_of(consumer, what), stage);
+    if (careful) {
+        clear_nonfinite(consumer->nonfinite, values, consumer->warpgroup);
+        spoil(o, consumer->nonfinite,
+              class_of(consumer, what) == 2 ? 3 : rows_that_see(consumer->args, work, consumer->row, tile * tile_k, consumer->nonfinite));
+    }
 //@ end
 //@ if not alone then
     return what;
@@ -559,38 +566,41 @@ static __device__ __forceinline__ void end_rows(const LoomArgs *args, const Work
     }
 }
 
-// Writes O: through shared memory, a few boxes at a time, in their swizzle.
-static __device__ __forceinline__ void store_o(const float (&o)[depth_v / 2], const float (&inverse)[2], const Consumer *consumer, const Work *work) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-    const unsigned boxes = consumer->smem + smem_o + 8192 * consumer->warpgroup;
-    const bool leader = threadIdx.x % 128 == 0;
+// Writes O. The four threads of a row exchange what they have of 32 columns, so that each writes 8 that lie side by side.
+static __device__ __forceinline__ void store_o(const float (&o)[depth_v / 2], const float (&inverse)[2], const LoomArgs *args, const Work *work, int row) {
+    const int part = threadIdx.x % 4;
 #pragma unroll
-    for (int first = 0; first < chunks_v; first += o_chunks) {
-        if (leader) stores_read();
-        warpgroup_sync(consumer->warpgroup);  // what was in the boxes has been read
+    for (int half = 0; half < 2; ++half) {
+        unsigned short *to = args->o + work->batch * args->o_stride_batch + work->head * args->o_stride_head + (row + 8 * half) * args->o_stride_seq + 8 * part;
 #pragma unroll
-        for (int i = 8 * first; i < 8 * (first + o_chunks) && i < depth_v / 8; i += 2) {  // 16 columns of the warp's 16 rows
-            const int j = i - 8 * first;
-            const unsigned at = boxes + j / 8 * (tile_q * 128) + (16 * warp + lane % 16) * 128 + (((j + lane / 16) % 8 ^ lane % 8) << 4);
-            asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
-                         ::"r"(at), "r"(pack(o[4 * i] * inverse[0], o[4 * i + 1] * inverse[0])),
-                         "r"(pack(o[4 * i + 2] * inverse[1], o[4 * i + 3] * inverse[1])),
-                         "r"(pack(o[4 * i + 4] * inverse[0], o[4 * i + 5] * inverse[0])),
-                         "r"(pack(o[4 * i + 6] * inverse[1], o[4 * i + 7] * inverse[1])) : "memory");
+        for (int j = 0; j < depth_v / 8; j += 4) {
+            unsigned pairs[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const int e = 4 * min(j + i, depth_v / 8 - 1) + 2 * half;  // past the last column: anything
+                pairs[i] = pack(o[e] * inverse[half], o[e + 1] * inverse[half]);
+            }
+#pragma unroll
+            for (int step = 1; step <= 2; step *= 2)
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    if (i & step) continue;
+                    const unsigned theirs = __shfl_xor_sync(~0u, part & step ? pairs[i] : pairs[i + step], step);
+                    if (part & step) {
+                        pairs[i] = theirs;
+                    } else {
+                        pairs[i + step] = theirs;
+                    }
+                }
+            if (row + 8 * half < work->seq_q && 8 * (j + part) < head_dim_v) {
+                asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
+                             ::"l"(to + 8 * j), "r"(pairs[0]), "r"(pairs[1]), "r"(pairs[2]), "r"(pairs[3]) : "memory");
+            }
         }
-        publish_shared();
-        warpgroup_sync(consumer->warpgroup);
-        if (!leader) continue;
-#pragma unroll
-        for (int i = first; i < first + o_chunks && i < chunks_v; ++i) {
-            store_box(&consumer->args->o_map, boxes + (i - first) * tile_q * 128, 64 * i, work->tile * tile_q + 64 * consumer->warpgroup, work->head,
-                      work->batch);
-        }
-        stores_commit();
     }
 }
 
-//@ text("static __device__ __forceinline__ void consume(const LoomArgs *args, unsigned smem, const Tile *tiles, const Work *works" .. (has_mask and ", const Values *values" or "") .. ") {")
+//@ text("static __device__ __forceinline__ void consume(const LoomArgs *args, unsigned smem, const Tile *tiles, const Work *works" .. (has_mask and ", Nonfinite *nonfinite" or "") .. ") {")
     const int warpgroup = uniform(threadIdx.x / 128) - 1;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
     Consumer consumer;
@@ -606,7 +616,7 @@ static __device__ __forceinline__ void store_o(const float (&o)[depth_v / 2], co
 //@ end
     consumer.warpgroup = warpgroup;
 //@ if has_mask then
-    consumer.values = values;
+    consumer.nonfinite = nonfinite + warpgroup;
 //@ end
     Stage stage = {0, 0};
 //@ if c.ping_pong == 1 then
@@ -651,7 +661,7 @@ static __device__ __forceinline__ void store_o(const float (&o)[depth_v / 2], co
             what = await_tile(&consumer, stage);
             const bool unseen = class_of(&consumer, what) == 0;
             if (unseen) {
-                skip_tile(&consumer, stage);
+                skip_tile(&consumer, what, stage);
 //@ if c.q_registers == 0 then
                 if (what & is_last && lane == 0) barrier_arrive(bar_q_empty(smem, buffer));
 //@ end
@@ -678,9 +688,8 @@ static __device__ __forceinline__ void store_o(const float (&o)[depth_v / 2], co
         // [3] O and LSE
         float inverse[2];
         end_rows(args, of_work, &rows, consumer.row, inverse);
-        store_o(o, inverse, &consumer, of_work);
+        store_o(o, inverse, args, of_work, consumer.row);
     }
-    if (threadIdx.x % 128 == 0) stores_read();
 }
 
 extern "C" __global__ void __launch_bounds__(threads, 1) ${symbol}(const __grid_constant__ LoomArgs args) {
@@ -694,17 +703,11 @@ extern "C" __global__ void __launch_bounds__(threads, 1) ${symbol}(const __grid_
             prefetch_map(&args.k_map);
             prefetch_map(&args.v_map);
         }
-        prefetch_map(&args.o_map);
         for (int i = 0; i < stages; ++i) {
             barrier_init(bar_k_full(smem, i), 1);
             barrier_init(bar_v_full(smem, i), 1);
             barrier_init(bar_k_empty(smem, i), 4 * warpgroups);
-//@ if has_mask then
-            barrier_init(bar_v_empty(smem, i), 4 * warpgroups + searchers);
-            barrier_init(bar_checked(smem, i), searchers);
-//@ else
             barrier_init(bar_v_empty(smem, i), 4 * warpgroups);
-//@ end
         }
         for (int i = 0; i < q_buffers; ++i) {
             barrier_init(bar_q_full(smem, i), 1);
@@ -715,18 +718,11 @@ extern "C" __global__ void __launch_bounds__(threads, 1) ${symbol}(const __grid_
     __syncthreads();
     if (threadIdx.x < 128) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 ${c.producer_registers};");
-//@ if has_mask then
-        Values *values = (Values *)(shared + smem_values);
-//@ end
-        const int warp = threadIdx.x / 32;
-//@ text("if (warp == 0) produce(&args, smem, tiles, works, (Producer *)(shared + smem_producer)" .. values .. ");")
-//@ if has_mask then
-        if (warp >= 2) search(&args, smem, values);
-//@ end
+        if (threadIdx.x < 32) produce(&args, smem, tiles, works, (Producer *)(shared + smem_producer));
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 ${c.consumer_registers};");
 //@ if has_mask then
-        consume(&args, smem, tiles, works, (const Values *)(shared + smem_values));
+        consume(&args, smem, tiles, works, (Nonfinite *)(shared + smem_nonfinite));
 //@ else
         consume(&args, smem, tiles, works);
 //@ end

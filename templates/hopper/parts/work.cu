@@ -4,7 +4,8 @@
 //@ if has_mask then
 // Works are dealt out to the blocks list by list, round by round. Under a causal mask works get shorter along a list, so
 // every other round runs backward and all blocks get as much. A list has the tiles of so many heads that it takes about
-// two rounds, the last rows of all its heads first: few heads at once, so that their keys stay in the L2 cache.
+// two rounds, the last rows of all its heads first: few heads at once, so that their keys stay in the L2 cache. Four even
+// out better, where a head has many tiles and its keys are not too wide.
 typedef struct Rounds {
     int count;       // of all lists
     int of_list;     // rounds of one
@@ -14,7 +15,8 @@ typedef struct Rounds {
 static __device__ __forceinline__ Rounds rounds_of(const LoomArgs *args) {
     const int heads = args->batch * args->heads_q, tiles = (args->seq_q + tile_q - 1) / tile_q;
     Rounds rounds;
-    rounds.list_heads = min(max((int)(2 * gridDim.x) / tiles, 1), heads);
+    const int about = depth_qk + depth_v <= 256 && tiles >= 16 ? 4 : 2;
+    rounds.list_heads = min(max((int)(about * gridDim.x) / tiles, 1), heads);
     rounds.of_list = ((unsigned)(rounds.list_heads * tiles) + gridDim.x - 1) / gridDim.x;
     rounds.count = rounds.of_list * (((unsigned)heads + rounds.list_heads - 1) / rounds.list_heads);
     return rounds;
