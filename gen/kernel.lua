@@ -15,6 +15,7 @@ grid, workspace. Emission (emit.lua) and the runtime (descriptors, docs/design.m
 
 `schedule` is a table of integers, see schedule.lua. ]]
 
+local arch = require "arch"
 local expression = require "expression"
 local functions = require "functions"
 
@@ -262,6 +263,7 @@ local hopper = {}
 
 local BOX_COLUMNS, BOX_ROW_BYTES = 64, 128 -- of what one TMA instruction copies
 local WARPGROUP = 128                      -- threads
+local HOPPER_SMEM_BYTES = arch.get("sm_90").smem_block_bytes
 
 -- Registers a thread of the producer's warpgroup and of a consumer, by the number of consumer warpgroups: they share out
 -- what the block is launched with. Two consumers leave the producer more, but for those with wide tiles of S.
@@ -291,6 +293,7 @@ function kernel.hopper_registers(problem, s)
     return wide and HOPPER_FULL_REGISTERS or HOPPER_REGISTERS[s.tile_q // 64]
 end
 
+-- O leaves through shared memory where that has room.
 local function hopper_shared(problem, s)
     local d, dv = head_dims(problem)
     local spans = functions.uses(problem).num_spans
@@ -298,12 +301,17 @@ local function hopper_shared(problem, s)
         {"q", s.q_buffers * s.tile_q * BOX_ROW_BYTES * chunks(d), "[q_buffers][chunks_qk][tile_q][64]"},
         {"k", s.stages * s.tile_k * BOX_ROW_BYTES * chunks(d), "[stages][chunks_qk][tile_k][64]"},
         {"v", s.stages * s.tile_k * BOX_ROW_BYTES * chunks(dv), "[stages][chunks_v][tile_k][64]"},
-        {"barriers", 8 * (4 * s.stages + 2 * s.q_buffers), "of stages, of buffers of q"},
+        {"barriers", 8 * (4 * s.stages + 2 * s.q_buffers + 2 * (s.tile_q // 64) + 1), "of stages, of buffers of q, of o"},
         {"tiles", 8 * s.stages, "[stages] what the producer tells of a tile"},
-        {"works", 4 * 32, "[work_places] what the producer tells of a work"},
+        {"works", 8 * 32, "[work_places] what the producer tells of a work"},
         {"producer", 16 + (spans and 2 * s.tile_q // 64 * spans * 16 or 0), "its rounds, and the spans of tiles it visits"},
     }
-    if problem.mask then shared[#shared + 1] = {"nonfinite", s.tile_q // 64 * 64, "[warpgroups] where a tile's values are not finite"} end
+    if problem.mask then
+        shared[#shared + 1] = {"checked", 8 * s.stages, "barriers of stages: values have been searched"}
+        shared[#shared + 1] = {"values", s.stages * (12 + 2 * 64), "[stages] what is known of a tile's values"}
+    end
+    local o = {"o", s.tile_q * BOX_ROW_BYTES * chunks(dv), "[chunks_v][tile_q][64]"}
+    if shared_total(shared) + o[2] <= HOPPER_SMEM_BYTES then table.insert(shared, 4, o) end
     return shared
 end
 
@@ -331,6 +339,7 @@ function hopper.forward(problem, s)
             {"q_registers", s.q_registers, "1: queries stay in registers"},
             {"p_sets", s.p_sets, "2: P of neighbouring tiles in registers of their own"},
             {"ping_pong", s.ping_pong, "1: warpgroups take turns in starting products"},
+            {"o_shared", shared[4][1] == "o" and 1 or 0, "1: o leaves through shared memory"},
             {"q_bytes", shared[1][2] // s.q_buffers, "of a buffer of queries"},
             {"k_bytes", shared[2][2] // s.stages, "of a tile of keys"},
             {"v_bytes", shared[3][2] // s.stages, "of a tile of values"},
@@ -338,8 +347,10 @@ function hopper.forward(problem, s)
             {"consumer_registers", registers[2], "a thread"},
         }, seen_constants(s.tile_k // MMA_N)),
         shared = shared,
-        maps = {{tensor = "q", rows = s.tile_q, chunks = box_chunks(problem.d)}, {tensor = "k", rows = s.tile_k, chunks = box_chunks(problem.d)},
-                {tensor = "v", rows = s.tile_k, chunks = box_chunks(problem.dv)}},
+        maps = append({{tensor = "q", rows = s.tile_q, chunks = box_chunks(problem.d)},
+                       {tensor = "k", rows = s.tile_k, chunks = box_chunks(problem.d)},
+                       {tensor = "v", rows = s.tile_k, chunks = box_chunks(problem.dv)}},
+                      shared[4][1] == "o" and {{tensor = "o", rows = 64, chunks = 1}} or {}),
         phases = {"queries", "tiles of keys", "O and LSE"},
         grid = {heads = "heads_q", seq = "seq_q", rows = s.tile_q, persistent = 1},
     }

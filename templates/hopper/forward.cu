@@ -58,9 +58,9 @@ typedef struct Tile {
 constexpr unsigned is_last = 1u << 16;       // nothing
 constexpr unsigned next_is_full = 1u << 17;  // a tile that is full for all warpgroups
 
-// The producer tells the consumers of the works of the block before it loads their queries; tile -1 ends them. It may be
-// q_buffers + 1 works ahead of a consumer.
-constexpr int work_places = 4;
+// The producer tells the others of the works of the block before it loads their queries; tile -1 ends them. It is at
+// most q_buffers + 2 works ahead of the storer.
+constexpr int work_places = 8;
 
 // A stage of the ring of keys and values, and the parity of the present turn.
 typedef struct Stage {
@@ -84,7 +84,15 @@ static __device__ __forceinline__ unsigned bar_k_empty(unsigned smem, int stage)
 static __device__ __forceinline__ unsigned bar_v_empty(unsigned smem, int stage) { return bar_k_full(smem, stage) + 24 * stages; }
 static __device__ __forceinline__ unsigned bar_q_full(unsigned smem, int buffer) { return smem + smem_barriers + 32 * stages + 8 * buffer; }
 static __device__ __forceinline__ unsigned bar_q_empty(unsigned smem, int buffer) { return bar_q_full(smem, buffer) + 8 * q_buffers; }
+//@ if c.o_shared == 1 then
+// Two of each warpgroup, for even and odd works: a warpgroup may be a work ahead of one that the storer waits for.
+static __device__ __forceinline__ unsigned bar_o_full(unsigned smem, int turn, int warpgroup) {
+    return bar_q_full(smem, 2 * q_buffers) + 8 * (turn % 2 * warpgroups + warpgroup);
+}
+static __device__ __forceinline__ unsigned bar_o_empty(unsigned smem) { return bar_o_full(smem, 0, 2 * warpgroups); }
+//@ end
 //@ if has_mask then
+static __device__ __forceinline__ unsigned bar_checked(unsigned smem, int stage) { return smem + smem_checked + 8 * stage; }
 
 //@ part("careful")
 //@ end
@@ -112,9 +120,16 @@ static __device__ __forceinline__ void end_works(unsigned smem, Work *works, int
 
 //@ part("kv_tile")
 
-static __device__ __forceinline__ void load_values_of(unsigned smem, const LoomArgs *args, const Work *work, int tile, Stage stage) {
+//@ local values = has_mask and ", values" or ""
+//@ if has_mask then
+static __device__ __forceinline__ void load_values_of(unsigned smem, const LoomArgs *args, const Work *work, const Visit *visit, Stage stage, Values *values) {
     barrier_wait(bar_v_empty(smem, stage.index), stage.parity);
-    load_values(smem, args, work, tile, stage.index);
+    values[stage.index].what = visit->classes == 0 || visit->classes == all_full ? pass_by : searching;
+//@ else
+static __device__ __forceinline__ void load_values_of(unsigned smem, const LoomArgs *args, const Work *work, const Visit *visit, Stage stage) {
+    barrier_wait(bar_v_empty(smem, stage.index), stage.parity);
+//@ end
+    load_values(smem, args, work, visit->tile, stage.index);
 }
 
 // What the producer keeps in shared memory, as it has few registers.
@@ -140,7 +155,8 @@ static __device__ __forceinline__ bool find_work(const LoomArgs *args, Producer 
     return true;
 }
 
-static __device__ __forceinline__ void produce(const LoomArgs *args, unsigned smem, Tile *tiles, Work *works, Producer *own) {
+//@ local early_q = c.q_buffers == 2 or c.q_registers == 1  -- queries are not held through a work's last tile
+//@ text("static __device__ __forceinline__ void produce(const LoomArgs *args, unsigned smem, Tile *tiles, Work *works, Producer *own" .. (has_mask and ", Values *values" or "") .. ") {")
     const bool leader = threadIdx.x % 32 == 0;
     if (leader) own->rounds = rounds_of(args);
     __syncwarp();
@@ -156,7 +172,8 @@ static __device__ __forceinline__ void produce(const LoomArgs *args, unsigned sm
 //@ end
         Visit visit = walk_next(args, work, &walk);
         const bool nothing = visit.tile < 0;  // then tile -1 is visited: it is empty for all, and not loaded
-        int before = -1, count = 0;
+        Visit before = {-1, 0};
+        int count = 0;
         do {
             // keys of this tile, values of the one before; of the last both
             const Visit next = nothing ? visit : walk_next(args, work, &walk);
@@ -165,21 +182,59 @@ static __device__ __forceinline__ void produce(const LoomArgs *args, unsigned sm
                 tiles[stage.index].index = visit.tile;
                 tiles[stage.index].what = visit.classes | (next.tile < 0 ? is_last : 0) | (next.classes == all_full ? next_is_full : 0);
                 load_keys(smem, args, work, visit.tile, stage.index);
+//@ if early_q then
+                if (count == 0 && turn == 0) load_q(args, work, smem, turn);
+//@ else
                 if (count == 0) load_q(args, work, smem, turn);
-                if (count > 0) load_values_of(smem, args, work, before, stage_before(stage));
-                if (next.tile < 0) load_values_of(smem, args, work, visit.tile, stage);
+//@ end
+                //@ text("if (count > 0) load_values_of(smem, args, work, &before, stage_before(stage)" .. values .. ");")
+                //@ text("if (next.tile < 0) load_values_of(smem, args, work, &visit, stage" .. values .. ");")
             }
             __syncwarp();
             // while the ring is full
-            if (count == stages || (next.tile < 0 && count < stages)) more = find_work(args, own, works, turn + 1, &round);
-            before = visit.tile;
+            if (count == stages || (next.tile < 0 && count < stages)) {
+                more = find_work(args, own, works, turn + 1, &round);
+//@ if early_q then
+                if (leader && more) load_q(args, &works[(turn + 1) % work_places], smem, turn + 1);  // a place is free or becomes so
+//@ end
+            }
+            before = visit;
             ++count;
             stage_next(&stage);
             visit = next;
         } while (visit.tile >= 0);
     }
-    if (leader) end_works(smem, works, turn);
+    if (leader) {
+        end_works(smem, works, turn);
+//@ if has_mask then
+        barrier_wait(bar_v_empty(smem, stage.index), stage.parity);
+        values[stage.index].what = search_ends;
+        barrier_arrive(bar_v_full(smem, stage.index));
+//@ end
+    }
 }
+
+//@ if c.o_shared == 1 then
+// -- Storer: one thread writes O ----------------------------------------------------------------------------------
+
+static __device__ __forceinline__ void store(const LoomArgs *args, unsigned smem, const Work *works) {
+    for (int turn = 0;; ++turn) {
+        const Work *work = &works[turn % work_places];
+        for (int w = 0; w < warpgroups; ++w) {
+            barrier_wait(bar_o_full(smem, turn, w), turn / 2 & 1);
+            if (work->tile < 0) return;
+#pragma unroll
+            for (int i = 0; i < chunks_v; ++i) {
+                store_box(&args->o_map, smem + smem_o + i * tile_q * 128 + 8192 * w, 64 * i, work->tile * tile_q + 64 * w, work->head, work->batch);
+            }
+            stores_commit();
+        }
+        stores_read();
+        barrier_arrive(bar_o_empty(smem));
+    }
+}
+
+//@ end
 
 // -- Consumers: a warpgroup has 64 queries ----------------------------------------------------------------------
 
@@ -188,7 +243,7 @@ typedef struct Consumer {
     const LoomArgs *args;
     const Tile *tiles;
 //@ if has_mask then
-    Nonfinite *nonfinite;     // this warpgroup's
+    const Values *values;
 //@ end
     unsigned smem;
     unsigned k, v;            // operands in stage 0
@@ -390,16 +445,12 @@ static __device__ __forceinline__ unsigned class_of(const Consumer *consumer, un
 static __device__ __forceinline__ bool is_full(unsigned what) { return (what & 0xff) == all_full; }
 
 // A tile that no row of the warpgroup sees.
-static __device__ __forceinline__ void skip_tile(const Consumer *consumer, unsigned what, Stage stage) {
+static __device__ __forceinline__ void skip_tile(const Consumer *consumer, Stage stage) {
 //@ if c.ping_pong == 1 then
     turn_take(consumer->warpgroup);
     turn_give(consumer->warpgroup);
 //@ end
     barrier_wait(bar_v_full(consumer->smem, stage.index), stage.parity);
-//@ if has_mask then
-    const unsigned values = consumer->smem + smem_v + stage.index * v_bytes;
-    if ((what & 0xff) && any_nonfinite(values, consumer->warpgroup)) clear_nonfinite(consumer->nonfinite, values, consumer->warpgroup);
-//@ end
     __syncwarp();  // a lane that still waited would miss the phase once others go on
     if (threadIdx.x % 32 == 0) {
         barrier_arrive(bar_k_empty(consumer->smem, stage.index));
@@ -475,14 +526,6 @@ static __device__ __forceinline__ void hide_unseen(float (&s)[tile_k / 2], const
     const int tile = index_of_tile(consumer, stage);
     const int column = tile * tile_k + threadIdx.x % 4 * 2;
 //@ end
-//@ if alone and has_mask then
-    const unsigned values = smem + smem_v + stage.index * v_bytes;
-    bool careful = false;
-    if (!is_full(what)) {
-        barrier_wait(bar_v_full(smem, stage.index), stage.parity);
-        careful = any_nonfinite(values, consumer->warpgroup);
-    }
-//@ end
 //@ if overlap then
     wgmma_wait<1>();
     if (threadIdx.x % 32 == 0) barrier_arrive(bar_k_empty(smem, stage.index));
@@ -533,10 +576,14 @@ static __device__ __forceinline__ void hide_unseen(float (&s)[tile_k / 2], const
     rows->sum[0] += part[0];
     rows->sum[1] += part[1];
 //@ if alone and has_mask then
-    if (careful) {
-        clear_nonfinite(consumer->nonfinite, values, consumer->warpgroup);
-        spoil(o, consumer->nonfinite,
-              class_of(consumer, what) == 2 ? 3 : rows_that_see(consumer->args, work, consumer->row, tile * tile_k, consumer->nonfinite));
+    bool found = false;
+    const Values *values = &consumer->values[stage.index];
+    if (!is_full(what)) {
+        barrier_wait(bar_checked(smem, stage.index), stage.parity);
+        found = anything_found(values);
+    }
+    if (__any_sync(~0u, found)) {  // a vote: the compiler knows that warps stay together, and operands in uniform registers
+        spoil(o, values, class_of(consumer, what) == 2 ? 3 : rows_that_see(consumer->args, work, consumer->row, tile * tile_k, values));
     }
 //@ end
 //@ if not alone then
@@ -566,41 +613,59 @@ static __device__ __forceinline__ void end_rows(const LoomArgs *args, const Work
     }
 }
 
+//@ if c.o_shared == 1 then
+// O of a turn to shared memory, in the swizzle of a box, for the storer.
+static __device__ __forceinline__ void hand_over(const float (&o)[depth_v / 2], const float (&inverse)[2], unsigned smem, int warpgroup, int turn) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+    const unsigned smem_to = smem + smem_o + 8192 * warpgroup;
+    barrier_wait(bar_o_empty(smem), (turn & 1) ^ 1);
+    __syncwarp();
+#pragma unroll
+    for (int j = 0; j < depth_v / 8; j += 2) {  // 16 columns of the warp's 16 rows
+        const unsigned at = smem_to + j / 8 * (tile_q * 128) + (16 * warp + lane % 16) * 128 + (((j + lane / 16) % 8 ^ lane % 8) << 4);
+        asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
+                     ::"r"(at), "r"(pack(o[4 * j] * inverse[0], o[4 * j + 1] * inverse[0])),
+                     "r"(pack(o[4 * j + 2] * inverse[1], o[4 * j + 3] * inverse[1])),
+                     "r"(pack(o[4 * j + 4] * inverse[0], o[4 * j + 5] * inverse[0])),
+                     "r"(pack(o[4 * j + 6] * inverse[1], o[4 * j + 7] * inverse[1])) : "memory");
+    }
+    publish_shared();
+    __syncwarp();
+    if (lane == 0) barrier_arrive(bar_o_full(smem, turn, warpgroup));
+}
+//@ else
 // Writes O. The four threads of a row exchange what they have of 32 columns, so that each writes 8 that lie side by side.
 static __device__ __forceinline__ void store_o(const float (&o)[depth_v / 2], const float (&inverse)[2], const LoomArgs *args, const Work *work, int row) {
     const int part = threadIdx.x % 4;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         unsigned short *to = args->o + work->batch * args->o_stride_batch + work->head * args->o_stride_head + (row + 8 * half) * args->o_stride_seq + 8 * part;
+        unsigned pairs[(depth_v + 31) / 32 * 4] = {0};
 #pragma unroll
-        for (int j = 0; j < depth_v / 8; j += 4) {
-            unsigned pairs[4];
+        for (int i = 0; i < depth_v / 8; ++i) pairs[i] = pack(o[4 * i + 2 * half] * inverse[half], o[4 * i + 2 * half + 1] * inverse[half]);
 #pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const int e = 4 * min(j + i, depth_v / 8 - 1) + 2 * half;  // past the last column: anything
-                pairs[i] = pack(o[e] * inverse[half], o[e + 1] * inverse[half]);
-            }
+        for (int step = 1; step <= 2; step *= 2)
 #pragma unroll
-            for (int step = 1; step <= 2; step *= 2)
-#pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    if (i & step) continue;
-                    const unsigned theirs = __shfl_xor_sync(~0u, part & step ? pairs[i] : pairs[i + step], step);
-                    if (part & step) {
-                        pairs[i] = theirs;
-                    } else {
-                        pairs[i + step] = theirs;
-                    }
+            for (int i = 0; i < depth_v / 8; ++i) {
+                if (i & step) continue;
+                const unsigned theirs = __shfl_xor_sync(~0u, part & step ? pairs[i] : pairs[i + step], step);
+                if (part & step) {
+                    pairs[i] = theirs;
+                } else {
+                    pairs[i + step] = theirs;
                 }
-            if (row + 8 * half < work->seq_q && 8 * (j + part) < head_dim_v) {
-                asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
-                             ::"l"(to + 8 * j), "r"(pairs[0]), "r"(pairs[1]), "r"(pairs[2]), "r"(pairs[3]) : "memory");
             }
+#pragma unroll
+        for (int i = 0; i < depth_v / 8; i += 4) {
+            if (row + 8 * half >= work->seq_q || 8 * (i + part) >= head_dim_v) continue;
+            asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
+                         ::"l"(to + 8 * i), "r"(pairs[i]), "r"(pairs[i + 1]), "r"(pairs[i + 2]), "r"(pairs[i + 3]) : "memory");
         }
     }
 }
+//@ end
 
-//@ text("static __device__ __forceinline__ void consume(const LoomArgs *args, unsigned smem, const Tile *tiles, const Work *works" .. (has_mask and ", Nonfinite *nonfinite" or "") .. ") {")
+//@ text("static __device__ __forceinline__ void consume(const LoomArgs *args, unsigned smem, const Tile *tiles, const Work *works" .. (has_mask and ", const Values *values" or "") .. ") {")
     const int warpgroup = uniform(threadIdx.x / 128) - 1;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
     Consumer consumer;
@@ -616,7 +681,7 @@ static __device__ __forceinline__ void store_o(const float (&o)[depth_v / 2], co
 //@ end
     consumer.warpgroup = warpgroup;
 //@ if has_mask then
-    consumer.nonfinite = nonfinite + warpgroup;
+    consumer.values = values;
 //@ end
     Stage stage = {0, 0};
 //@ if c.ping_pong == 1 then
@@ -661,7 +726,7 @@ static __device__ __forceinline__ void store_o(const float (&o)[depth_v / 2], co
             what = await_tile(&consumer, stage);
             const bool unseen = class_of(&consumer, what) == 0;
             if (unseen) {
-                skip_tile(&consumer, what, stage);
+                skip_tile(&consumer, stage);
 //@ if c.q_registers == 0 then
                 if (what & is_last && lane == 0) barrier_arrive(bar_q_empty(smem, buffer));
 //@ end
@@ -688,8 +753,14 @@ static __device__ __forceinline__ void store_o(const float (&o)[depth_v / 2], co
         // [3] O and LSE
         float inverse[2];
         end_rows(args, of_work, &rows, consumer.row, inverse);
+//@ if c.o_shared == 1 then
+        hand_over(o, inverse, smem, warpgroup, turn);
+    }
+    if (lane == 0) barrier_arrive(bar_o_full(smem, turn, warpgroup));  // the storer sees that the works have ended
+//@ else
         store_o(o, inverse, args, of_work, consumer.row);
     }
+//@ end
 }
 
 extern "C" __global__ void __launch_bounds__(threads, 1) ${symbol}(const __grid_constant__ LoomArgs args) {
@@ -703,26 +774,48 @@ extern "C" __global__ void __launch_bounds__(threads, 1) ${symbol}(const __grid_
             prefetch_map(&args.k_map);
             prefetch_map(&args.v_map);
         }
+//@ if c.o_shared == 1 then
+        prefetch_map(&args.o_map);
+//@ end
         for (int i = 0; i < stages; ++i) {
             barrier_init(bar_k_full(smem, i), 1);
             barrier_init(bar_v_full(smem, i), 1);
             barrier_init(bar_k_empty(smem, i), 4 * warpgroups);
+//@ if has_mask then
+            barrier_init(bar_v_empty(smem, i), 4 * warpgroups + searchers);
+            barrier_init(bar_checked(smem, i), searchers);
+//@ else
             barrier_init(bar_v_empty(smem, i), 4 * warpgroups);
+//@ end
         }
         for (int i = 0; i < q_buffers; ++i) {
             barrier_init(bar_q_full(smem, i), 1);
             barrier_init(bar_q_empty(smem, i), 4 * warpgroups);
         }
+//@ if c.o_shared == 1 then
+        for (int i = 0; i < 2 * warpgroups; ++i) barrier_init(bar_o_full(smem, 0, i), 4);
+        barrier_init(bar_o_empty(smem), 1);
+//@ end
         publish_shared();
     }
     __syncthreads();
     if (threadIdx.x < 128) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 ${c.producer_registers};");
-        if (threadIdx.x < 32) produce(&args, smem, tiles, works, (Producer *)(shared + smem_producer));
+//@ if has_mask then
+        Values *values = (Values *)(shared + smem_values);
+//@ end
+        const int warp = threadIdx.x / 32;
+        //@ text("if (warp == 0) produce(&args, smem, tiles, works, (Producer *)(shared + smem_producer)" .. values .. ");")
+//@ if c.o_shared == 1 then
+        if (threadIdx.x == 32) store(&args, smem, works);
+//@ end
+//@ if has_mask then
+        if (warp >= 2) search(&args, smem, values);
+//@ end
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 ${c.consumer_registers};");
 //@ if has_mask then
-        consume(&args, smem, tiles, works, (Nonfinite *)(shared + smem_nonfinite));
+        consume(&args, smem, tiles, works, (const Values *)(shared + smem_values));
 //@ else
         consume(&args, smem, tiles, works);
 //@ end

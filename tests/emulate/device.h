@@ -98,7 +98,6 @@ template <class T> static inline T __reduce_min_sync(unsigned, T x) {
     return x;
 }
 static inline int __clz(unsigned x) { return x ? __builtin_clz(x) : 32; }
-static inline int __popc(unsigned x) { return __builtin_popcount(x); }
 static inline unsigned __reduce_or_sync(unsigned, unsigned x) {
     const uint64_t *all = emu_exchange("__reduce_or_sync", x);
     for (int i = 0; i < 32; ++i) x |= (unsigned)all[i];
@@ -132,6 +131,14 @@ static inline void ptx_ldmatrix(unsigned &a, unsigned &b, unsigned &c, unsigned 
     for (int m = 0; m < 4; ++m) ptx_load_word(*to[m], (unsigned)rows[8 * m + lane / 4] + lane % 4 * 4);
     emu_exchange("ldmatrix's end", 0);
 }
+static inline void ptx_stmatrix(unsigned at, unsigned a, unsigned b, unsigned c, unsigned d) {
+    const unsigned lane = threadIdx.x % 32;
+    const uint64_t *rows = emu_exchange("stmatrix", at);
+    const unsigned from[4] = {a, b, c, d};
+    for (int m = 0; m < 4; ++m) ptx_store_word((unsigned)rows[8 * m + lane / 4] + lane % 4 * 4, from[m]);
+    emu_exchange("stmatrix's end", 0);
+}
+
 static inline void ptx_store_4_words(unsigned short *to, unsigned x, unsigned y, unsigned z, unsigned w) {
     const unsigned words[4] = {x, y, z, w};
     if ((uintptr_t)to % 16) emu_fail("16 bytes are stored at %p", (void *)to);
@@ -139,6 +146,5 @@ static inline void ptx_store_4_words(unsigned short *to, unsigned x, unsigned y,
 }
 
 static inline void ptx_arrive(unsigned barrier) { emu_barrier_arrive(barrier, 0); }
-static inline void ptx_any(int &any, int id, int condition) { any = emu_named_any(id, 128, condition); }
 
 #endif

@@ -72,7 +72,8 @@ typedef struct barrier {
 typedef struct copy {
     emu_map map;
     int at[5];
-    unsigned smem, barrier;
+    unsigned smem, barrier, thread;
+    bool is_load;
     int rounds; /* until it is done */
 } copy;
 
@@ -90,7 +91,6 @@ static copy copies[MAX_COPIES];
 static int num_copies;
 static struct {
     int num_arrived;
-    int conditions, any; /* so far; of the last turn */
     long num_turns;
 } named[NUM_NAMED + 1]; /* the last is __syncthreads() */
 static long progress;   /* grows with whatever happens */
@@ -180,8 +180,6 @@ static void come(int index, int num_threads, bool waits, const char *what) {
     long turn = named[index].num_turns;
     if (++named[index].num_arrived == num_threads) {
         named[index].num_arrived = 0;
-        named[index].any = named[index].conditions;
-        named[index].conditions = 0;
         named[index].num_turns++;
         progress++;
         return;
@@ -194,12 +192,6 @@ void emu_block_sync(void) { come(NUM_NAMED, (int)launch->threads, true, "__synct
 void emu_named_barrier(int id, int num_threads, int waits) {
     if (id < 1 || id >= NUM_NAMED) emu_fail("named barrier %d", id);
     come(id, num_threads, waits, "named barrier");
-}
-
-int emu_named_any(int id, int num_threads, int condition) {
-    if (condition) named[id].conditions = 1;
-    emu_named_barrier(id, num_threads, 1);
-    return named[id].any;
 }
 
 /* -- Barriers in shared memory ------------------------------------------------------------------------ */
@@ -280,24 +272,52 @@ static void load_piece(unsigned char *smem, unsigned char *tensor, unsigned byte
     if (tensor) memcpy(smem, tensor, bytes);
 }
 
-void emu_load(unsigned to, const void *map, int column, int row, int chunk, int head, int batch,
-              unsigned bar) {
+static void store_piece(unsigned char *smem, unsigned char *tensor, unsigned bytes) {
+    if (tensor) memcpy(tensor, smem, bytes);
+}
+
+static void start_copy(bool is_load, unsigned smem, const void *map, const int *at, unsigned bar) {
     copy *c = &copies[num_copies];
     if (num_copies == MAX_COPIES) emu_fail("more than %d copies are pending", MAX_COPIES);
-    *c = (copy){.smem = to, .barrier = bar, .at = {column, row, chunk, head, batch}};
+    *c = (copy){.smem = smem, .barrier = bar, .thread = emu_thread.x, .is_load = is_load};
     memcpy(&c->map, map, sizeof c->map);
+    memcpy(c->at, at, sizeof c->at);
     c->rounds = 1 + (int)random_below(random_below(10) ? COPY_ROUNDS : LATE_ROUNDS);
     if (c->map.box[0] * 2 != BOX_BYTES || c->map.box[3] != 1 || c->map.box[4] != 1)
         emu_fail("not a map of such boxes");
-    if (to % 1024 || to + box_bytes(&c->map) > launch->smem_bytes) emu_fail("a copy's box at %u", to);
-    need_barrier(bar);
-    memset(emu_shared + to, 0xff, box_bytes(&c->map));
+    if (smem % 1024 || smem + box_bytes(&c->map) > launch->smem_bytes) emu_fail("a copy's box at %u", smem);
+    if (is_load) {
+        need_barrier(bar);
+        memset(emu_shared + smem, 0xff, box_bytes(&c->map));
+    }
     num_copies++;
 }
 
+void emu_load(unsigned to, const void *map, int column, int row, int chunk, int head, int batch,
+              unsigned bar) {
+    start_copy(true, to, map, (int[]){column, row, chunk, head, batch}, bar);
+}
+
+void emu_store(const void *map, int column, int row, int chunk, int head, int batch, unsigned from) {
+    start_copy(false, from, map, (int[]){column, row, chunk, head, batch}, 0);
+}
+
+/* Of the thread that has started them. */
+void emu_stores_wait(void) {
+    for (int i = 0; i < num_copies;) {
+        if (copies[i].is_load || copies[i].thread != emu_thread.x) {
+            i++;
+            continue;
+        }
+        leave("stores");
+        i = 0;
+    }
+}
+
 static void do_copy(const copy *c) {
-    each_piece(c, load_piece);
+    each_piece(c, c->is_load ? load_piece : store_piece);
     progress++;
+    if (!c->is_load) return;
     barrier *b = barrier_at(c->barrier);
     b->bytes -= box_bytes(&c->map);
     complete(b);
@@ -509,7 +529,8 @@ static void report_deadlock(void) {
 }
 
 static void check_end(void) {
-    if (num_copies) report("the block ended before a load was done");
+    for (int i = 0; i < num_copies; i++)
+        if (copies[i].is_load) report("the block ended before a load was done");
     for (unsigned i = 0; i < launch->threads / LANES; i++)
         if (warps[i].num_products) report("warp %u ended before its products were done", i);
 }

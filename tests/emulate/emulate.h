@@ -60,7 +60,6 @@ EMU_API void emu_check_shared(unsigned at, unsigned bytes);
 
 EMU_API void emu_block_sync(void);
 EMU_API void emu_named_barrier(int id, int num_threads, int waits);
-EMU_API int emu_named_any(int id, int num_threads, int condition);
 EMU_API void emu_barrier_init(unsigned barrier, int arrivals);
 EMU_API void emu_barrier_arrive(unsigned barrier, int bytes);
 EMU_API void emu_barrier_wait(unsigned barrier, int parity);
@@ -70,6 +69,8 @@ EMU_API const uint64_t *emu_exchange(const char *what, uint64_t value);
 
 EMU_API void emu_load(unsigned to, const void *map, int column, int row, int chunk, int head, int batch,
                       unsigned barrier);
+EMU_API void emu_store(const void *map, int column, int row, int chunk, int head, int batch, unsigned from);
+EMU_API void emu_stores_wait(void);
 
 /* sum: n / 2 floats of the lane. a: 4 registers of the lane, or NULL and a descriptor. */
 EMU_API void emu_wgmma(int n, int is_bf16, int adds, float *sum, const unsigned *a, uint64_t a_descriptor,

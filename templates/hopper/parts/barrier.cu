@@ -23,29 +23,6 @@ static __device__ __forceinline__ void barrier_arrive(unsigned barrier) {
 static __device__ __forceinline__ void barrier_expect(unsigned barrier, int bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
-//@ if has_mask then
-
-// All threads of a consumer warpgroup.
-static __device__ __forceinline__ void warpgroup_sync(int warpgroup) {
-    asm volatile("barrier.cta.sync %0, 128;" ::"r"(1 + warpgroups + warpgroup) : "memory");
-}
-
-// The same; whether the condition holds in one of them.
-static __device__ __forceinline__ bool warpgroup_any(int warpgroup, bool condition) {
-    int any;
-    asm volatile(
-        "{.reg .pred condition, any; setp.ne.b32 condition, %2, 0;\n"
-        "barrier.cta.red.or.pred any, %1, 128, condition;\n"
-        "selp.b32 %0, 1, 0, any;}"
-        : "=r"(any) : "r"(1 + warpgroups + warpgroup), "r"((int)condition) : "memory");
-    return __any_sync(~0u, any);  // the same in all lanes, which the compiler knows of a vote
-}
-
-// All threads of all consumers.
-static __device__ __forceinline__ void consumers_sync() {
-    asm volatile("barrier.cta.sync %0, %1;" ::"r"(1 + 2 * warpgroups), "r"(128 * warpgroups) : "memory");
-}
-//@ end
 //@ if c.ping_pong == 1 then
 
 // Warpgroups take turns in starting products, so that the exponentials of one run under the products of another.

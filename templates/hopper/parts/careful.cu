@@ -1,67 +1,105 @@
 //@ local zero_fma = dtype == "bf16" and "fma.rn.bf16x2" or "fma.rn.f16x2"
-// A key that a row does not see may hold inf or NaN, yet its weight 0 would make NaN of it in a product of tiles. So where
-// not all see a tile, each warpgroup looks through the values while it waits for S. If they are not all finite, the
-// warpgroups meet: each notes where, the first clears them, and rows that do see some get NaN in its columns.
+// A key that a row does not see may hold inf or NaN, yet its weight 0 would make NaN of it in a product of tiles. So
+// where not all see a tile, two warps beside the producer search its values: what is not finite is noted and cleared, and
+// rows that do see some get NaN in its columns.
 
-// Bit sets of what a tile of values holds; each warpgroup has its own.
+constexpr int searchers = 2;  // warps
+constexpr unsigned pass_by = 0, searching = 1, search_ends = 2;
+
+// Bit sets of what one searcher has found in a tile.
 typedef struct Nonfinite {
     unsigned rows[8], columns[8];
 } Nonfinite;
 
+// What goes with the values in a stage.
+typedef struct Values {
+    unsigned what;              // pass_by, searching or search_ends
+    unsigned found[searchers];  // whether the searcher has found some: then `nonfinite` tells where
+    Nonfinite nonfinite[searchers];
+} Values;
+
 //@ part("nonfinite")
 
-// Whether a tile of values holds some: asks all threads of the warpgroup.
-static __device__ __forceinline__ bool any_nonfinite(unsigned values, int warpgroup) {
-    unsigned zeros = 0;  // stays zero with finite values alone: 0 x + 0
+// One searcher's part of a tile.
+static __device__ __forceinline__ void search_part(Values *values, unsigned smem, int searcher) {
+    const int thread = 32 * searcher + threadIdx.x % 32;
+    unsigned zeros[4] = {0, 0, 0, 0};  // stay zero with finite values alone: 0 x + 0
 #pragma unroll 4
-    for (int i = threadIdx.x % 128; i < v_bytes / 16; i += 128) {
-        unsigned x, y, z, w;
-        asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(x), "=r"(y), "=r"(z), "=r"(w) : "r"(values + 16 * i));
-        asm("${zero_fma} %0, %1, %2, %0;" : "+r"(zeros) : "r"(x), "r"(0));
-        asm("${zero_fma} %0, %1, %2, %0;" : "+r"(zeros) : "r"(y), "r"(0));
-        asm("${zero_fma} %0, %1, %2, %0;" : "+r"(zeros) : "r"(z), "r"(0));
-        asm("${zero_fma} %0, %1, %2, %0;" : "+r"(zeros) : "r"(w), "r"(0));
+    for (int i = 0; i < v_bytes / 16; i += 32 * searchers) {
+        unsigned x[4];
+        asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(smem + 16 * (i + thread)));
+#pragma unroll
+        for (int j = 0; j < 4; ++j) asm("${zero_fma} %0, %1, %2, %0;" : "+r"(zeros[j]) : "r"(x[j]), "r"(0));
     }
-    return warpgroup_any(warpgroup, zeros & 0x7fff7fffu);
-}
-
-// Clears what is not finite in a tile of values, or notes it.
-static __device__ __forceinline__ void scan_nonfinite(Nonfinite *nonfinite, unsigned values, bool clears) {
+    const bool any = __any_sync(~0u, (zeros[0] | zeros[1] | zeros[2] | zeros[3]) & 0x7fff7fffu);
+    if (threadIdx.x % 32 == 0) values->found[searcher] = any;
+    if (!any) return;
+    Nonfinite *nonfinite = &values->nonfinite[searcher];
+    if (threadIdx.x % 32 < 8) nonfinite->rows[threadIdx.x % 32] = nonfinite->columns[threadIdx.x % 32] = 0;
+    __syncwarp();
 #pragma unroll 1
-    for (int i = threadIdx.x % 128; i < v_bytes / 4; i += 128) {
-        const int row = i / 32 % tile_k, column = i / 32 / tile_k * 64 + (i / 4 % 8 ^ row % 8) * 8 + i % 4 * 2;
-        unsigned pair;
-        asm volatile("ld.shared.b32 %0, [%1];" : "=r"(pair) : "r"(values + 4 * i));
-        const unsigned halves = nonfinite_halves(pair);
-        if (!halves) continue;
-        if (clears) {
-            asm volatile("st.shared.b32 [%0], %1;" ::"r"(values + 4 * i), "r"(pair & ~halves) : "memory");
-        } else {
+    for (int i = thread; i < v_bytes / 16; i += 32 * searchers) {
+        const int row = i / 8 % tile_k, column = i / 8 / tile_k * 64 + (i % 8 ^ row % 8) * 8;
+#pragma unroll 1
+        for (int j = 0; j < 4; ++j) {
+            unsigned pair;
+            asm volatile("ld.shared.b32 %0, [%1];" : "=r"(pair) : "r"(smem + 16 * i + 4 * j));
+            const unsigned halves = nonfinite_halves(pair);
+            if (!halves) continue;
             atomicOr(&nonfinite->rows[row / 32], 1u << row % 32);
-            atomicOr(&nonfinite->columns[column / 32], ((halves & 1) | (halves >> 16 & 1) << 1) << column % 32);
+            atomicOr(&nonfinite->columns[column / 32], ((halves & 1) | (halves >> 16 & 1) << 1) << (column % 32 + 2 * j));
+            asm volatile("st.shared.b32 [%0], %1;" ::"r"(smem + 16 * i + 4 * j), "r"(pair & ~halves) : "memory");
         }
     }
+    publish_shared();
 }
 
-// All warpgroups come here.
-static __device__ __forceinline__ void clear_nonfinite(Nonfinite *nonfinite, unsigned values, int warpgroup) {
-    if (threadIdx.x % 128 < 8) nonfinite->rows[threadIdx.x % 128] = nonfinite->columns[threadIdx.x % 128] = 0;
-    warpgroup_sync(warpgroup);
-    scan_nonfinite(nonfinite, values, false);
-    consumers_sync();  // all have looked and noted
-    if (warpgroup == 0) {
-        scan_nonfinite(nonfinite, values, true);
-        publish_shared();
+// A searcher's way through the stages: every tile passes by, as its turn to be emptied counts all.
+static __device__ __forceinline__ void search(const LoomArgs *args, unsigned smem, Values *values) {
+    const int searcher = threadIdx.x / 32 - 2;
+    Stage stage = {0, 0};
+    for (;;) {
+        barrier_wait(bar_v_full(smem, stage.index), stage.parity);
+        const unsigned what = from_lane_0(in_lane_0(&values[stage.index].what));
+        if (what == search_ends) break;
+        if (what == searching) search_part(&values[stage.index], smem + smem_v + stage.index * v_bytes, searcher);
+        barrier_wait(bar_checked(smem, stage.index), stage.parity ^ 1);  // nobody else waits where all or none see the tile
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) {
+            barrier_arrive(bar_checked(smem, stage.index));
+            barrier_arrive(bar_v_empty(smem, stage.index));
+        }
+        stage_next(&stage);
     }
-    consumers_sync();
+}
+
+static __device__ __forceinline__ bool anything_found(const Values *values) {
+    bool any = false;
+#pragma unroll
+    for (int i = 0; i < searchers; ++i) any = any || from_lane_0(in_lane_0(&values->found[i]));
+    return any;
+}
+
+static __device__ __forceinline__ unsigned rows_found(const Values *values, int word) {
+    unsigned rows = 0;
+#pragma unroll
+    for (int i = 0; i < searchers; ++i) rows |= values->found[i] ? values->nonfinite[i].rows[word] : 0;
+    return rows;
+}
+
+static __device__ __forceinline__ unsigned columns_found(const Values *values, int word) {
+    unsigned columns = 0;
+#pragma unroll
+    for (int i = 0; i < searchers; ++i) columns |= values->found[i] ? values->nonfinite[i].columns[word] : 0;
+    return columns;
 }
 
 // Which of this thread's rows, row and row + 8, see a key that holds such values, a bit each; column is the tile's first.
-static __device__ __forceinline__ unsigned rows_that_see(const LoomArgs *args, const Work *work, int row, int column, const Nonfinite *nonfinite) {
+static __device__ __forceinline__ unsigned rows_that_see(const LoomArgs *args, const Work *work, int row, int column, const Values *values) {
     unsigned hit = 0;
 #pragma unroll 1
     for (int i = 0; i < tile_k; ++i) {
-        if (!(nonfinite->rows[i / 32] >> i % 32 & 1) || column + i >= work->seq_k) continue;
+        if (!(rows_found(values, i / 32) >> i % 32 & 1) || column + i >= work->seq_k) continue;
         hit |= visible(args, work, work->q_start + row, work->k_start + column + i) ? 1 : 0;
         hit |= visible(args, work, work->q_start + row + 8, work->k_start + column + i) ? 2 : 0;
     }
@@ -69,10 +107,10 @@ static __device__ __forceinline__ unsigned rows_that_see(const LoomArgs *args, c
 }
 
 // Makes NaN of the columns that hold such values in the rows that see one.
-static __device__ __forceinline__ void spoil(float (&o)[depth_v / 2], const Nonfinite *nonfinite, unsigned rows) {
+static __device__ __forceinline__ void spoil(float (&o)[depth_v / 2], const Values *values, unsigned rows) {
 #pragma unroll
     for (int j = 0; j < depth_v / 8; ++j) {
-        const unsigned columns = nonfinite->columns[j / 4] >> (j % 4 * 8 + threadIdx.x % 4 * 2);
+        const unsigned columns = columns_found(values, j / 4) >> (j % 4 * 8 + threadIdx.x % 4 * 2);
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
             if (rows >> e / 2 & columns >> e % 2 & 1) o[4 * j + e] = __int_as_float(0x7fffffff);

@@ -8,6 +8,18 @@ static __device__ __forceinline__ void load_box(unsigned smem, const LoomMap *ma
         ::"r"(smem), "l"(map), "r"(column), "r"(row), "r"(0), "r"(head), "r"(batch), "r"(barrier) : "memory");
 }
 
+//@ if c.o_shared == 1 then
+static __device__ __forceinline__ void store_box(const LoomMap *map, unsigned smem, int column, int row, int head, int batch) {
+    asm volatile("cp.async.bulk.tensor.5d.global.shared::cta.bulk_group [%0, {%1, %2, %3, %4, %5}], [%6];"
+                 ::"l"(map), "r"(column), "r"(row), "r"(0), "r"(head), "r"(batch), "r"(smem) : "memory");
+}
+
+static __device__ __forceinline__ void stores_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+
+// Waits until the stores of this thread have read what they store.
+static __device__ __forceinline__ void stores_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+
+//@ end
 // Makes what this thread has written to shared memory visible to TMA and wgmma.
 static __device__ __forceinline__ void publish_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
