@@ -9,8 +9,8 @@ grid, workspace. Emission (emit.lua) and the runtime (descriptors, docs/design.m
      target=, maps = tensor maps it takes, see abi.lua, or nil}
   kernel.accumulators(problem, pass, schedule) -> f32 registers a thread holds through the main loop (target mma)
   kernel.smem_bytes(problem, pass, target, schedule) -> the most any kernel of the pass asks for
-  kernel.hopper_accumulators(problem, schedule), kernel.hopper_registers(problem, schedule) -> registers that a consumer holds
-                                                 through the main loop; {producer's, consumer's}
+  kernel.hopper_needed(problem, schedule), kernel.hopper_registers(problem, schedule) -> registers that a consumer needs;
+                                                 {producer's, consumer's} a thread has
   kernel.hopper_wide_walk(problem) -> whether the producer's walk is of more than one span
 
 `schedule` is a table of integers, see schedule.lua. ]]
@@ -266,9 +266,9 @@ local WARPGROUP = 128                      -- threads
 local HOPPER_SMEM_BYTES = arch.get("sm_90").smem_block_bytes
 
 -- Registers a thread of the producer's warpgroup and of a consumer, by the number of consumer warpgroups: they share out
--- what the block is launched with. Two consumers leave the producer more, but for those with wide tiles of S.
-local HOPPER_REGISTERS = {{40, 232}, {40, 232}, {32, 160}, {24, 112}}
-local HOPPER_FULL_REGISTERS, HOPPER_FULL_ACCUMULATORS, HOPPER_FULL_KEYS = {24, 240}, 185, 96
+-- what the block is launched with. Two consumers leave the producer more where they need not all.
+local HOPPER_REGISTERS = {{40, 232}, {40, 232}, {32, 160}, {32, 112}}
+local HOPPER_FULL_REGISTERS = {24, 240}
 local HOPPER_WIDE_WALK_REGISTERS = {56, 224} -- of two consumers where the walk is wide
 
 -- Boxes side by side that hold a row of `depth` columns.
@@ -278,19 +278,29 @@ local function chunks(depth) return (depth + BOX_COLUMNS - 1) // BOX_COLUMNS end
 local function box_chunks(dim) return dim % BOX_COLUMNS == 0 and dim // BOX_COLUMNS or 1 end
 
 -- f32 or pairs a consumer holds through the main loop: O, S, P of one or two tiles, queries.
-function kernel.hopper_accumulators(problem, s)
+local function hopper_accumulators(problem, s)
     local d, dv = head_dims(problem)
     return dv // 2 + s.tile_k // 2 + s.p_sets * (s.tile_k // 4) + (s.q_registers == 1 and d // 4 or 0)
+end
+
+-- Beside these: addresses, row statistics, what a score needs, and exponents on their way where there are two sets of P. Read
+-- off the compiled kernels of tests/test_kernels.c.
+local HOPPER_OTHER_REGISTERS, HOPPER_SCORE_REGISTERS, HOPPER_KEYS_A_REGISTER = 32, 8, 10
+
+-- Registers that a consumer needs in all.
+function kernel.hopper_needed(problem, s)
+    return hopper_accumulators(problem, s) + HOPPER_OTHER_REGISTERS + (problem.score and HOPPER_SCORE_REGISTERS or 0)
+        + (s.p_sets == 2 and s.tile_k // HOPPER_KEYS_A_REGISTER or 0)
 end
 
 -- Whether the walk is more than one span of tiles, which takes the producer more registers.
 function kernel.hopper_wide_walk(problem) return functions.uses(problem).num_spans ~= 1 end
 
 function kernel.hopper_registers(problem, s)
-    local wide = s.tile_k >= HOPPER_FULL_KEYS and kernel.hopper_accumulators(problem, s) >= HOPPER_FULL_ACCUMULATORS
-    if s.tile_q > 128 then return HOPPER_REGISTERS[s.tile_q // 64] end
+    local usual = HOPPER_REGISTERS[s.tile_q // 64]
+    if s.tile_q > 128 then return usual end
     if kernel.hopper_wide_walk(problem) then return HOPPER_WIDE_WALK_REGISTERS end
-    return wide and HOPPER_FULL_REGISTERS or HOPPER_REGISTERS[s.tile_q // 64]
+    return kernel.hopper_needed(problem, s) > usual[2] and HOPPER_FULL_REGISTERS or usual
 end
 
 -- O leaves through shared memory where that has room.
@@ -304,7 +314,7 @@ local function hopper_shared(problem, s)
         {"barriers", 8 * (4 * s.stages + 2 * s.q_buffers + 2 * (s.tile_q // 64) + 1), "of stages, of buffers of q, of o"},
         {"tiles", 8 * s.stages, "[stages] what the producer tells of a tile"},
         {"works", 8 * 32, "[work_places] what the producer tells of a work"},
-        {"producer", 16 + (spans and 2 * s.tile_q // 64 * spans * 16 or 0), "its rounds, and the spans of tiles it visits"},
+        {"producer", 32 + (spans and 2 * s.tile_q // 64 * spans * 16 or 0), "its rounds, and the spans of tiles it visits"},
     }
     if problem.mask then
         shared[#shared + 1] = {"checked", 8 * s.stages, "barriers of stages: values have been searched"}

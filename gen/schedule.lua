@@ -129,10 +129,7 @@ local function registers(problem, pass, s, a)
     return needed
 end
 
--- Of a consumer, beside what it holds through the main loop: addresses, row statistics, what a score needs, and exponents on
--- their way where there are two sets of P; of the producer where its walk is wide.
-local HOPPER_OTHER_REGISTERS, HOPPER_SCORE_REGISTERS, HOPPER_WALK_REGISTERS = 32, 8, 32
-local HOPPER_KEYS_A_REGISTER = 10
+local HOPPER_WALK_REGISTERS = 32 -- of the producer where its walk is wide
 
 local HOST_MOST_ROWS = 512              -- of a tile: bounds the scratch memory of a thread
 local HOST_CACHE_BYTES = 512 * 1024     -- the part of a core's L2 cache that scratch memory may fill
@@ -199,8 +196,7 @@ local RULES = {
         end},
         {nil, function(s, problem, pass)
             local limit = kernel.hopper_registers(problem, s)[2]
-            local needed = kernel.hopper_accumulators(problem, s) + HOPPER_OTHER_REGISTERS
-                + (problem.score and HOPPER_SCORE_REGISTERS or 0) + (s.p_sets == 2 and s.tile_k // HOPPER_KEYS_A_REGISTER or 0)
+            local needed = kernel.hopper_needed(problem, s)
             if needed <= limit then return nil end
             return ("needs about %d registers a thread, %d consumer warpgroups leave %d"):format(needed, s.tile_q // 64, limit)
         end},

@@ -53,10 +53,10 @@ static __device__ __forceinline__ unsigned from_lane_0(unsigned x) { return __re
 // What the producer tells of the tile in a stage.
 typedef struct Tile {
     int index;
-    unsigned what;  // classes, 2 bits a warpgroup, and what follows in the work
+    unsigned what;  // classes, 2 bits a warpgroup, those of the next tile of the work above them, and is_last
 } Tile;
-constexpr unsigned is_last = 1u << 16;       // nothing
-constexpr unsigned next_is_full = 1u << 17;  // a tile that is full for all warpgroups
+constexpr int next_class = 8;           // where the classes of the next begin
+constexpr unsigned is_last = 1u << 16;  // there is none
 
 // The producer tells the others of the works of the block before it loads their queries; tile -1 ends them. It is at
 // most q_buffers + 2 works ahead of the storer.
@@ -122,48 +122,53 @@ static __device__ __forceinline__ void end_works(unsigned smem, Work *works, int
 
 //@ local values = has_mask and ", values" or ""
 //@ if has_mask then
-static __device__ __forceinline__ void load_values_of(unsigned smem, const LoomArgs *args, const Work *work, const Visit *visit, Stage stage, Values *values) {
+static __device__ __forceinline__ void load_values_of(unsigned smem, const LoomArgs *args, const Work *work, const Tile *tiles, Stage stage, Values *values) {
     barrier_wait(bar_v_empty(smem, stage.index), stage.parity);
-    values[stage.index].what = visit->classes == 0 || visit->classes == all_full ? pass_by : searching;
+    const unsigned classes = tiles[stage.index].what & 0xff;
+    values[stage.index].what = classes == 0 || classes == all_full ? pass_by : searching;
 //@ else
-static __device__ __forceinline__ void load_values_of(unsigned smem, const LoomArgs *args, const Work *work, const Visit *visit, Stage stage) {
+static __device__ __forceinline__ void load_values_of(unsigned smem, const LoomArgs *args, const Work *work, const Tile *tiles, Stage stage) {
     barrier_wait(bar_v_empty(smem, stage.index), stage.parity);
 //@ end
-    load_values(smem, args, work, visit->tile, stage.index);
+    load_values(smem, args, work, tiles[stage.index].index, stage.index);
 }
 
 // What the producer keeps in shared memory, as it has few registers.
 typedef struct Producer {
     Rounds rounds;
+    int round;  // the next
 //@ if walk == "range" then
     Spans spans[2][warpgroups * num_spans];  // of even and odd works
 //@ end
 } Producer;
 
 // Finds the work of a turn. False: there is none.
-static __device__ __forceinline__ bool find_work(const LoomArgs *args, Producer *own, Work *works, int turn, int *round) {
-    Work found;
-    do {
-        if (*round >= own->rounds.count) return false;
-    } while (!work_of(args, &own->rounds, (*round)++, &found));
+static __device__ __forceinline__ bool find_work(const LoomArgs *args, Producer *own, Work *works, int turn) {
     Work *work = &works[turn % work_places];
-    if (threadIdx.x % 32 == 0) *work = found;
-    __syncwarp();
+    bool found = false;
+    if (threadIdx.x % 32 == 0) {
+        int round = own->round;
+        while (!found && round < own->rounds.count) found = work_of(args, &own->rounds, round++, work);
+        own->round = round;
+    }
+    found = __any_sync(~0u, found);
 //@ if walk == "range" then
-    walk_plan(args, work, own->spans[turn % 2]);
+    if (found) walk_plan(args, work, own->spans[turn % 2]);
 //@ end
-    return true;
+    return found;
 }
 
 //@ local early_q = c.q_buffers == 2 or c.q_registers == 1  -- queries are not held through a work's last tile
 //@ text("static __device__ __forceinline__ void produce(const LoomArgs *args, unsigned smem, Tile *tiles, Work *works, Producer *own" .. (has_mask and ", Values *values" or "") .. ") {")
     const bool leader = threadIdx.x % 32 == 0;
-    if (leader) own->rounds = rounds_of(args);
+    if (leader) {
+        own->rounds = rounds_of(args);
+        own->round = 0;
+    }
     __syncwarp();
     Stage stage = {0, 1};
-    int round = 0;
     int turn = 0;
-    for (bool more = find_work(args, own, works, 0, &round); more; ++turn) {
+    for (bool more = find_work(args, own, works, 0); more; ++turn) {
         const Work *work = &works[turn % work_places];
 //@ if walk == "range" then
         Walk walk = walk_begin(args, work, own->spans[turn % 2]);
@@ -172,7 +177,6 @@ static __device__ __forceinline__ bool find_work(const LoomArgs *args, Producer 
 //@ end
         Visit visit = walk_next(args, work, &walk);
         const bool nothing = visit.tile < 0;  // then tile -1 is visited: it is empty for all, and not loaded
-        Visit before = {-1, 0};
         int count = 0;
         do {
             // keys of this tile, values of the one before; of the last both
@@ -180,25 +184,24 @@ static __device__ __forceinline__ bool find_work(const LoomArgs *args, Producer 
             if (leader) {
                 barrier_wait(bar_k_empty(smem, stage.index), stage.parity);
                 tiles[stage.index].index = visit.tile;
-                tiles[stage.index].what = visit.classes | (next.tile < 0 ? is_last : 0) | (next.classes == all_full ? next_is_full : 0);
+                tiles[stage.index].what = visit.classes | (next.tile < 0 ? is_last : next.classes << next_class);
                 load_keys(smem, args, work, visit.tile, stage.index);
 //@ if early_q then
                 if (count == 0 && turn == 0) load_q(args, work, smem, turn);
 //@ else
                 if (count == 0) load_q(args, work, smem, turn);
 //@ end
-                //@ text("if (count > 0) load_values_of(smem, args, work, &before, stage_before(stage)" .. values .. ");")
-                //@ text("if (next.tile < 0) load_values_of(smem, args, work, &visit, stage" .. values .. ");")
+                //@ text("if (count > 0) load_values_of(smem, args, work, tiles, stage_before(stage)" .. values .. ");")
+                //@ text("if (next.tile < 0) load_values_of(smem, args, work, tiles, stage" .. values .. ");")
             }
             __syncwarp();
             // while the ring is full
             if (count == stages || (next.tile < 0 && count < stages)) {
-                more = find_work(args, own, works, turn + 1, &round);
+                more = find_work(args, own, works, turn + 1);
 //@ if early_q then
                 if (leader && more) load_q(args, &works[(turn + 1) % work_places], smem, turn + 1);  // a place is free or becomes so
 //@ end
             }
-            before = visit;
             ++count;
             stage_next(&stage);
             visit = next;
@@ -286,11 +289,37 @@ static __device__ __forceinline__ void start_pv(float (&o)[depth_v / 2], const u
 static __device__ __forceinline__ unsigned keys_in(const Consumer *consumer, Stage stage) { return consumer->k + stage.index * (k_bytes / 16); }
 static __device__ __forceinline__ unsigned values_in(const Consumer *consumer, Stage stage) { return consumer->v + stage.index * (v_bytes / 16); }
 
+static __device__ __forceinline__ unsigned class_of(const Consumer *consumer, unsigned what) { return what >> 2 * consumer->warpgroup & 3; }
+
+// Whether a tile is full for all warpgroups.
+static __device__ __forceinline__ bool is_full(unsigned what) { return (what & 0xff) == all_full; }
+
+//@ -- A tile that is full for a warpgroup but not for all: where it is a lone tile, no product runs under its exponentials;
+//@ -- where it is not, every tile asks whether it was one, in a loop that with one set of P has nothing to hide that under.
+//@ local own_class = has_mask and c.p_sets == 2
+//@ if own_class then
+// After O += P V of a tile that is full for this warpgroup but not for all: what was not finite in V may have been cleared
+// before the product read it.
+static __device__ __forceinline__ void spoil_all_rows(float (&o)[depth_v / 2], const Consumer *consumer, unsigned what, Stage stage) {
+    bool found = false;
+    const Values *values = &consumer->values[stage.index];
+    if (class_of(consumer, what) == 2 && !is_full(what)) {
+        barrier_wait(bar_checked(consumer->smem, stage.index), stage.parity);
+        found = anything_found(values);
+    }
+    // votes: the compiler knows that warps stay together, and keeps operands in uniform registers
+    if (__any_sync(~0u, found)) spoil(o, values, 3);
+}
+
+//@ end
 // The last O += P V.
-static __device__ __forceinline__ void finish_pv(float (&o)[depth_v / 2], const unsigned (&p)[tile_k / 4], const Consumer *consumer, Stage stage) {
+static __device__ __forceinline__ void finish_pv(float (&o)[depth_v / 2], const unsigned (&p)[tile_k / 4], const Consumer *consumer, unsigned what, Stage stage) {
     barrier_wait(bar_v_full(consumer->smem, stage.index), stage.parity);
     start_pv(o, p, values_in(consumer, stage));
     wgmma_wait<0>();
+//@ if own_class then
+    spoil_all_rows(o, consumer, what, stage);
+//@ end
     if (threadIdx.x % 32 == 0) barrier_arrive(bar_v_empty(consumer->smem, stage.index));
 }
 
@@ -439,11 +468,6 @@ static __device__ __forceinline__ int index_of_tile(const Consumer *consumer, St
     return from_lane_0(in_lane_0((const unsigned *)&consumer->tiles[stage.index].index));
 }
 
-static __device__ __forceinline__ unsigned class_of(const Consumer *consumer, unsigned what) { return what >> 2 * consumer->warpgroup & 3; }
-
-// Whether a tile is full for all warpgroups.
-static __device__ __forceinline__ bool is_full(unsigned what) { return (what & 0xff) == all_full; }
-
 // A tile that no row of the warpgroup sees.
 static __device__ __forceinline__ void skip_tile(const Consumer *consumer, Stage stage) {
 //@ if c.ping_pong == 1 then
@@ -484,8 +508,7 @@ static __device__ __forceinline__ void hide_unseen(float (&s)[tile_k / 2], const
 //@ for _, alone in ipairs {true, false} do
 //@ local overlap = not alone and c.p_sets == 2
 //@ if alone then
-// A tile with no product pending: the first that the warpgroup sees of a work, and every one that is not full for all
-// warpgroups. All that concerns a row is the same as in full_tile, so that its bits do not depend on which of them it meets.
+// A tile with no product pending: the first that the warpgroup sees of a work, and every one that is not full. All that concerns a row is the same as in full_tile, so that its bits do not depend on which of them it meets.
 //@ text("static __device__ __forceinline__ void lone_tile(float (&o)[depth_v / 2], unsigned (&p)[tile_k / 4],")
 //@ elseif overlap then
 // A full tile after another tile: starts S of this one and O += P V of the one before, which runs under the exponentials.
@@ -496,7 +519,7 @@ static __device__ __forceinline__ void hide_unseen(float (&s)[tile_k / 2], const
 // producer tells of it; moves on to the next stage.
 //@ text("static __device__ __forceinline__ unsigned full_tile(float (&o)[depth_v / 2], unsigned (&p)[tile_k / 4],")
 //@ end
-//@ text("                                                 Rows *rows, " .. q_type .. ", const Consumer *consumer, const Work *work, " .. (alone and "unsigned what, Stage stage" or "Stage *next") .. ") {")
+//@ text("                                                 Rows *rows, " .. q_type .. ", const Consumer *consumer, const Work *work, " .. (alone and "unsigned what, Stage stage" or "unsigned what_before, Stage *next") .. ") {")
     const unsigned smem = consumer->smem;
     const float to_log2 = consumer->to_log2;
 //@ if not alone then
@@ -565,6 +588,9 @@ static __device__ __forceinline__ void hide_unseen(float (&s)[tile_k / 2], const
 //@ if overlap then
     keep_order(bar_v_full(smem, before.index), before.parity);
     wgmma_wait<0>();
+//@     if own_class then
+    spoil_all_rows(o, consumer, what_before, before);
+//@     end
     if (threadIdx.x % 32 == 0) barrier_arrive(bar_v_empty(smem, before.index));
 //@ end
     if (any_over) {
@@ -578,11 +604,16 @@ static __device__ __forceinline__ void hide_unseen(float (&s)[tile_k / 2], const
 //@ if alone and has_mask then
     bool found = false;
     const Values *values = &consumer->values[stage.index];
-    if (!is_full(what)) {
+//@     if own_class then
+    const bool searched = class_of(consumer, what) == 1;
+//@     else
+    const bool searched = !is_full(what);
+//@     end
+    if (searched) {
         barrier_wait(bar_checked(smem, stage.index), stage.parity);
         found = anything_found(values);
     }
-    if (__any_sync(~0u, found)) {  // a vote: the compiler knows that warps stay together, and operands in uniform registers
+    if (__any_sync(~0u, found)) {
         spoil(o, values, class_of(consumer, what) == 2 ? 3 : rows_that_see(consumer->args, work, consumer->row, tile * tile_k, values));
     }
 //@ end
@@ -738,14 +769,18 @@ static __device__ __forceinline__ void store_o(const float (&o)[depth_v / 2], co
             if (unseen) continue;
             for (;;) {  // full tiles that follow
 //@ for _, names in ipairs(c.p_sets == 2 and {{"p", "p_other, p"}, {"p_other", "p, p_other"}} or {{"p", "p"}}) do
-                if (!(what & next_is_full)) {
+//@ if own_class then
+                if (class_of(&consumer, what >> next_class) != 2) {
+//@ else
+                if (!is_full(what >> next_class)) {
+//@ end
 //@ if c.q_registers == 0 then
                     if (what & is_last && lane == 0) barrier_arrive(bar_q_empty(smem, buffer));
 //@ end
-                    finish_pv(o, ${names[1]}, &consumer, stage_before(stage));
+                    finish_pv(o, ${names[1]}, &consumer, what, stage_before(stage));
                     break;
                 }
-//@ text("what = full_tile(o, " .. names[2] .. ", &rows, q, &consumer, of_work, &stage);")
+//@ text("what = full_tile(o, " .. names[2] .. ", &rows, q, &consumer, of_work, what, &stage);")
 //@ end
             }
         } while (!(what & is_last));

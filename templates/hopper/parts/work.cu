@@ -37,11 +37,7 @@ static __device__ __forceinline__ Rounds rounds_of(const LoomArgs *args) {
 
 // The work of this block in a round; false: it has none.
 static __device__ __forceinline__ bool work_of(const LoomArgs *args, const Rounds *rounds, int round, Work *work) {
-    work->seq_q = args->seq_q;
-    work->seq_k = args->seq_k;
-    work->q_start = args->q_start;
-    work->k_start = args->k_start;
-    const int heads = args->batch * args->heads_q, tiles = (work->seq_q + tile_q - 1) / tile_q;
+    const int heads = args->batch * args->heads_q, tiles = (args->seq_q + tile_q - 1) / tile_q;
 //@ if has_mask then
     const int list = round / rounds->of_list, round_of_list = round - list * rounds->of_list;
     const unsigned place = round_of_list * gridDim.x + (round_of_list & 1 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
@@ -59,5 +55,9 @@ static __device__ __forceinline__ bool work_of(const LoomArgs *args, const Round
     work->batch = head / args->heads_q;
     work->head = head - work->batch * args->heads_q;
     work->head_kv = work->head / args->group;
+    work->seq_q = args->seq_q;
+    work->seq_k = args->seq_k;
+    work->q_start = args->q_start;
+    work->k_start = args->k_start;
     return true;
 }
