@@ -311,11 +311,12 @@ local function hopper_shared(problem, s)
         {"q", s.q_buffers * s.tile_q * BOX_ROW_BYTES * chunks(d), "[q_buffers][chunks_qk][tile_q][64]"},
         {"k", s.stages * s.tile_k * BOX_ROW_BYTES * chunks(d), "[stages][chunks_qk][tile_k][64]"},
         {"v", s.stages * s.tile_k * BOX_ROW_BYTES * chunks(dv), "[stages][chunks_v][tile_k][64]"},
-        {"barriers", 8 * (4 * s.stages + 2 * s.q_buffers + 2 * (s.tile_q // 64) + 1), "of stages, of buffers of q, of o"},
-        {"tiles", 8 * s.stages, "[stages] what the producer tells of a tile"},
-        {"works", 8 * 32, "[work_places] what the producer tells of a work"},
-        {"producer", 32 + (spans and 2 * s.tile_q // 64 * spans * 16 or 0), "its rounds, and the spans of tiles it visits"},
+        {"barriers", 8 * (4 * s.stages + 2 * s.q_buffers + 2 * 8), "of stages, of buffers of q, of plans"},
+        {"plans", 8 * 12, "[plan_places] tiles that the planner has found"},
+        {"tiles", 8 * s.stages, "[stages] what the consumers are told of a tile"},
+        {"works", 32 * 32, "[work_places] what all are told of a work"},
     }
+    if spans then shared[#shared + 1] = {"spans", s.tile_q // 64 * spans * 16, "[warpgroups][num_spans] of tiles that a work visits"} end
     if problem.mask then
         shared[#shared + 1] = {"checked", 8 * s.stages, "barriers of stages: values have been searched"}
         shared[#shared + 1] = {"values", s.stages * (12 + 2 * 64), "[stages] what is known of a tile's values"}
@@ -360,7 +361,7 @@ function hopper.forward(problem, s)
         maps = append({{tensor = "q", rows = s.tile_q, chunks = box_chunks(problem.d)},
                        {tensor = "k", rows = s.tile_k, chunks = box_chunks(problem.d)},
                        {tensor = "v", rows = s.tile_k, chunks = box_chunks(problem.dv)}},
-                      shared[4][1] == "o" and {{tensor = "o", rows = 64, chunks = 1}} or {}),
+                      shared[4][1] == "o" and {{tensor = "o", rows = 16, chunks = 1}} or {}),
         phases = {"queries", "tiles of keys", "O and LSE"},
         grid = {heads = "heads_q", seq = "seq_q", rows = s.tile_q, persistent = 1},
     }

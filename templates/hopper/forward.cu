@@ -50,17 +50,24 @@ static __device__ __forceinline__ int uniform(int x) { return __reduce_max_sync(
 static __device__ __forceinline__ unsigned in_lane_0(const volatile unsigned *word) { return threadIdx.x % 32 == 0 ? *word : 0; }
 static __device__ __forceinline__ unsigned from_lane_0(unsigned x) { return __reduce_or_sync(~0u, x); }
 
-// What the producer tells of the tile in a stage.
+// What is told of a tile: by the planner to the loader, and with the keys in a stage to the consumers.
 typedef struct Tile {
     int index;
-    unsigned what;  // classes, 2 bits a warpgroup, those of the next tile of the work above them, and is_last
+    unsigned what;  // classes, 2 bits a warpgroup, those of the next tile of the work above them, and where it is in the work
 } Tile;
-constexpr int next_class = 8;           // where the classes of the next begin
-constexpr unsigned is_last = 1u << 16;  // there is none
+constexpr int next_class = 8;  // where the classes of the next begin
+constexpr unsigned is_last = 1u << 16, is_first = 1u << 17;
 
-// The producer tells the others of the works of the block before it loads their queries; tile -1 ends them. It is at
-// most q_buffers + 2 works ahead of the storer.
-constexpr int work_places = 8;
+// The planner runs ahead of the loader by as many tiles.
+typedef struct Plan {
+    Tile tile;
+    int turn;  // of the tile's work; -1: there are no more
+} Plan;
+constexpr int plan_places = 8;
+
+// The works of the block. From the one that a consumer ends to the one that the planner begins there are not more than
+// tiles in the queue of plans and in the ring of stages.
+constexpr int work_places = 32;
 
 // A stage of the ring of keys and values, and the parity of the present turn.
 typedef struct Stage {
@@ -84,20 +91,58 @@ static __device__ __forceinline__ unsigned bar_k_empty(unsigned smem, int stage)
 static __device__ __forceinline__ unsigned bar_v_empty(unsigned smem, int stage) { return bar_k_full(smem, stage) + 24 * stages; }
 static __device__ __forceinline__ unsigned bar_q_full(unsigned smem, int buffer) { return smem + smem_barriers + 32 * stages + 8 * buffer; }
 static __device__ __forceinline__ unsigned bar_q_empty(unsigned smem, int buffer) { return bar_q_full(smem, buffer) + 8 * q_buffers; }
-//@ if c.o_shared == 1 then
-// Two of each warpgroup, for even and odd works: a warpgroup may be a work ahead of one that the storer waits for.
-static __device__ __forceinline__ unsigned bar_o_full(unsigned smem, int turn, int warpgroup) {
-    return bar_q_full(smem, 2 * q_buffers) + 8 * (turn % 2 * warpgroups + warpgroup);
-}
-static __device__ __forceinline__ unsigned bar_o_empty(unsigned smem) { return bar_o_full(smem, 0, 2 * warpgroups); }
-//@ end
+static __device__ __forceinline__ unsigned bar_plan_full(unsigned smem, int place) { return bar_q_full(smem, 2 * q_buffers) + 8 * place; }
+static __device__ __forceinline__ unsigned bar_plan_empty(unsigned smem, int place) { return bar_plan_full(smem, place) + 8 * plan_places; }
 //@ if has_mask then
 static __device__ __forceinline__ unsigned bar_checked(unsigned smem, int stage) { return smem + smem_checked + 8 * stage; }
 
 //@ part("careful")
 //@ end
 
-// -- Producer: one warp starts all loads ------------------------------------------------------------------------
+// -- Planner: one warp finds the works of the block and the tiles that they visit --------------------------------
+
+static __device__ __forceinline__ void push_plan(unsigned smem, Plan *plans, int count, int tile, unsigned what, int turn) {
+    const int place = count % plan_places;
+    barrier_wait(bar_plan_empty(smem, place), (count / plan_places & 1) ^ 1);
+    plans[place].tile.index = tile;
+    plans[place].tile.what = what;
+    plans[place].turn = turn;
+    barrier_arrive(bar_plan_full(smem, place));
+}
+
+//@ local spans = walk == "range" and ", Spans *spans" or ""
+//@ text("static __device__ __forceinline__ void plan_tiles(const LoomArgs *args, unsigned smem, Plan *plans, Work *works" .. spans .. ") {")
+    const bool leader = threadIdx.x % 32 == 0;
+    const Rounds rounds = rounds_of(args);
+    int count = 0, turn = 0;
+    for (int round = 0; round < rounds.count; ++round) {
+        Work found;
+        if (!work_of(args, &rounds, round, &found)) continue;
+        Work *work = &works[turn % work_places];
+        if (leader) *work = found;
+        __syncwarp();
+//@ if walk == "range" then
+        Walk walk = walk_begin(args, work, spans);
+//@ else
+        Walk walk = walk_begin(args, work);
+//@ end
+        Visit visit = walk_next(args, work, &walk);  // if there is none, tile -1 is visited: it is empty for all, and not loaded
+        unsigned first = is_first;
+        do {
+            Visit next = visit;
+            if (visit.tile >= 0) next = walk_next(args, work, &walk);
+            const unsigned what = visit.classes | first | (next.tile < 0 ? is_last : next.classes << next_class);
+            if (leader) push_plan(smem, plans, count, visit.tile, what, turn);
+            ++count;
+            first = 0;
+            visit = next;
+        } while (visit.tile >= 0);
+        ++turn;
+    }
+    if (leader) push_plan(smem, plans, count, -1, 0, -1);
+}
+
+// -- Loader: one thread starts all loads --------------------------------------------------------------------------
 
 static __device__ __forceinline__ void load_q(const LoomArgs *args, const Work *work, unsigned smem, int turn) {
     const int buffer = turn % q_buffers;
@@ -110,7 +155,7 @@ static __device__ __forceinline__ void load_q(const LoomArgs *args, const Work *
     }
 }
 
-// Tells that there is no further work.
+// Tells the consumers that there is no further work.
 static __device__ __forceinline__ void end_works(unsigned smem, Work *works, int turn) {
     const int buffer = turn % q_buffers;
     barrier_wait(bar_q_empty(smem, buffer), (turn / q_buffers & 1) ^ 1);
@@ -121,123 +166,48 @@ static __device__ __forceinline__ void end_works(unsigned smem, Work *works, int
 //@ part("kv_tile")
 
 //@ local values = has_mask and ", values" or ""
-//@ if has_mask then
-static __device__ __forceinline__ void load_values_of(unsigned smem, const LoomArgs *args, const Work *work, const Tile *tiles, Stage stage, Values *values) {
+//@ local values_of_type = has_mask and ", Values *values" or ""
+//@ text("static __device__ __forceinline__ void load_values_of(unsigned smem, const LoomArgs *args, const Work *work, const Tile *tiles, Stage stage" .. values_of_type .. ") {")
     barrier_wait(bar_v_empty(smem, stage.index), stage.parity);
+//@ if has_mask then
     const unsigned classes = tiles[stage.index].what & 0xff;
     values[stage.index].what = classes == 0 || classes == all_full ? pass_by : searching;
-//@ else
-static __device__ __forceinline__ void load_values_of(unsigned smem, const LoomArgs *args, const Work *work, const Tile *tiles, Stage stage) {
-    barrier_wait(bar_v_empty(smem, stage.index), stage.parity);
 //@ end
     load_values(smem, args, work, tiles[stage.index].index, stage.index);
 }
 
-// What the producer keeps in shared memory, as it has few registers.
-typedef struct Producer {
-    Rounds rounds;
-    int round;  // the next
-//@ if walk == "range" then
-    Spans spans[2][warpgroups * num_spans];  // of even and odd works
-//@ end
-} Producer;
-
-// Finds the work of a turn. False: there is none.
-static __device__ __forceinline__ bool find_work(const LoomArgs *args, Producer *own, Work *works, int turn) {
-    Work *work = &works[turn % work_places];
-    bool found = false;
-    if (threadIdx.x % 32 == 0) {
-        int round = own->round;
-        while (!found && round < own->rounds.count) found = work_of(args, &own->rounds, round++, work);
-        own->round = round;
-    }
-    found = __any_sync(~0u, found);
-//@ if walk == "range" then
-    if (found) walk_plan(args, work, own->spans[turn % 2]);
-//@ end
-    return found;
-}
-
-//@ local early_q = c.q_buffers == 2 or c.q_registers == 1  -- queries are not held through a work's last tile
-//@ text("static __device__ __forceinline__ void produce(const LoomArgs *args, unsigned smem, Tile *tiles, Work *works, Producer *own" .. (has_mask and ", Values *values" or "") .. ") {")
-    const bool leader = threadIdx.x % 32 == 0;
-    if (leader) {
-        own->rounds = rounds_of(args);
-        own->round = 0;
-    }
-    __syncwarp();
+//@ text("static __device__ __forceinline__ void load(const LoomArgs *args, unsigned smem, const Plan *plans, Tile *tiles, Work *works" .. values_of_type .. ") {")
     Stage stage = {0, 1};
     int turn = 0;
-    for (bool more = find_work(args, own, works, 0); more; ++turn) {
+    for (int count = 0;; ++count) {
+        const int place = count % plan_places;
+        barrier_wait(bar_plan_full(smem, place), count / plan_places & 1);
+        const Plan plan = plans[place];
+        barrier_arrive(bar_plan_empty(smem, place));
+        if (plan.turn < 0) break;
+        turn = plan.turn;
         const Work *work = &works[turn % work_places];
-//@ if walk == "range" then
-        Walk walk = walk_begin(args, work, own->spans[turn % 2]);
-//@ else
-        Walk walk = walk_begin(args, work);
-//@ end
-        Visit visit = walk_next(args, work, &walk);
-        const bool nothing = visit.tile < 0;  // then tile -1 is visited: it is empty for all, and not loaded
-        int count = 0;
-        do {
-            // keys of this tile, values of the one before; of the last both
-            const Visit next = nothing ? visit : walk_next(args, work, &walk);
-            if (leader) {
-                barrier_wait(bar_k_empty(smem, stage.index), stage.parity);
-                tiles[stage.index].index = visit.tile;
-                tiles[stage.index].what = visit.classes | (next.tile < 0 ? is_last : next.classes << next_class);
-                load_keys(smem, args, work, visit.tile, stage.index);
-//@ if early_q then
-                if (count == 0 && turn == 0) load_q(args, work, smem, turn);
-//@ else
-                if (count == 0) load_q(args, work, smem, turn);
-//@ end
-                //@ text("if (count > 0) load_values_of(smem, args, work, tiles, stage_before(stage)" .. values .. ");")
-                //@ text("if (next.tile < 0) load_values_of(smem, args, work, tiles, stage" .. values .. ");")
-            }
-            __syncwarp();
-            // while the ring is full
-            if (count == stages || (next.tile < 0 && count < stages)) {
-                more = find_work(args, own, works, turn + 1);
-//@ if early_q then
-                if (leader && more) load_q(args, &works[(turn + 1) % work_places], smem, turn + 1);  // a place is free or becomes so
-//@ end
-            }
-            ++count;
-            stage_next(&stage);
-            visit = next;
-        } while (visit.tile >= 0);
-    }
-    if (leader) {
-        end_works(smem, works, turn);
-//@ if has_mask then
-        barrier_wait(bar_v_empty(smem, stage.index), stage.parity);
-        values[stage.index].what = search_ends;
-        barrier_arrive(bar_v_full(smem, stage.index));
-//@ end
-    }
-}
-
-//@ if c.o_shared == 1 then
-// -- Storer: one thread writes O ----------------------------------------------------------------------------------
-
-static __device__ __forceinline__ void store(const LoomArgs *args, unsigned smem, const Work *works) {
-    for (int turn = 0;; ++turn) {
-        const Work *work = &works[turn % work_places];
-        for (int w = 0; w < warpgroups; ++w) {
-            barrier_wait(bar_o_full(smem, turn, w), turn / 2 & 1);
-            if (work->tile < 0) return;
-#pragma unroll
-            for (int i = 0; i < chunks_v; ++i) {
-                store_box(&args->o_map, smem + smem_o + i * tile_q * 128 + 8192 * w, 64 * i, work->tile * tile_q + 64 * w, work->head, work->batch);
-            }
-            stores_commit();
+        barrier_wait(bar_k_empty(smem, stage.index), stage.parity);
+        tiles[stage.index] = plan.tile;
+        load_keys(smem, args, work, plan.tile.index, stage.index);
+        // values are needed a tile later
+        if (plan.tile.what & is_first) {
+            load_q(args, work, smem, turn);
+        } else {
+            //@ text("load_values_of(smem, args, work, tiles, stage_before(stage)" .. values .. ");")
         }
-        stores_read();
-        barrier_arrive(bar_o_empty(smem));
+        if (plan.tile.what & is_last) {
+            //@ text("load_values_of(smem, args, work, tiles, stage" .. values .. ");")
+        }
+        stage_next(&stage);
     }
-}
-
+    end_works(smem, works, turn + 1);
+//@ if has_mask then
+    barrier_wait(bar_v_empty(smem, stage.index), stage.parity);
+    values[stage.index].what = search_ends;
+    barrier_arrive(bar_v_full(smem, stage.index));
 //@ end
+}
 
 // -- Consumers: a warpgroup has 64 queries ----------------------------------------------------------------------
 
@@ -645,15 +615,15 @@ static __device__ __forceinline__ void end_rows(const LoomArgs *args, const Work
 }
 
 //@ if c.o_shared == 1 then
-// O of a turn to shared memory, in the swizzle of a box, for the storer.
-static __device__ __forceinline__ void hand_over(const float (&o)[depth_v / 2], const float (&inverse)[2], unsigned smem, int warpgroup, int turn) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-    const unsigned smem_to = smem + smem_o + 8192 * warpgroup;
-    barrier_wait(bar_o_empty(smem), (turn & 1) ^ 1);
+// Writes O through shared memory: each warp copies its 16 rows, in the swizzle of boxes.
+static __device__ __forceinline__ void store_o(const float (&o)[depth_v / 2], const float (&inverse)[2], const Consumer *consumer, const Work *work) {
+    const int lane = threadIdx.x % 32, first_row = 64 * consumer->warpgroup + 16 * (threadIdx.x / 32 % 4);
+    const unsigned boxes = consumer->smem + smem_o + first_row * 128;
+    if (lane == 0) stores_read();  // those of the work before
     __syncwarp();
 #pragma unroll
-    for (int j = 0; j < depth_v / 8; j += 2) {  // 16 columns of the warp's 16 rows
-        const unsigned at = smem_to + j / 8 * (tile_q * 128) + (16 * warp + lane % 16) * 128 + (((j + lane / 16) % 8 ^ lane % 8) << 4);
+    for (int j = 0; j < depth_v / 8; j += 2) {  // 16 columns
+        const unsigned at = boxes + j / 8 * (tile_q * 128) + lane % 16 * 128 + (((j + lane / 16) % 8 ^ lane % 8) << 4);
         asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
                      ::"r"(at), "r"(pack(o[4 * j] * inverse[0], o[4 * j + 1] * inverse[0])),
                      "r"(pack(o[4 * j + 2] * inverse[1], o[4 * j + 3] * inverse[1])),
@@ -662,12 +632,18 @@ static __device__ __forceinline__ void hand_over(const float (&o)[depth_v / 2], 
     }
     publish_shared();
     __syncwarp();
-    if (lane == 0) barrier_arrive(bar_o_full(smem, turn, warpgroup));
+    if (lane > 0) return;
+#pragma unroll
+    for (int i = 0; i < chunks_v; ++i) {
+        store_box(&consumer->args->o_map, boxes + i * tile_q * 128, 64 * i, work->tile * tile_q + first_row, work->head, work->batch);
+    }
+    stores_commit();
 }
 //@ else
 // Writes O. The four threads of a row exchange what they have of 32 columns, so that each writes 8 that lie side by side.
-static __device__ __forceinline__ void store_o(const float (&o)[depth_v / 2], const float (&inverse)[2], const LoomArgs *args, const Work *work, int row) {
-    const int part = threadIdx.x % 4;
+static __device__ __forceinline__ void store_o(const float (&o)[depth_v / 2], const float (&inverse)[2], const Consumer *consumer, const Work *work) {
+    const LoomArgs *args = consumer->args;
+    const int part = threadIdx.x % 4, row = consumer->row;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         unsigned short *to = args->o + work->batch * args->o_stride_batch + work->head * args->o_stride_head + (row + 8 * half) * args->o_stride_seq + 8 * part;
@@ -788,13 +764,10 @@ static __device__ __forceinline__ void store_o(const float (&o)[depth_v / 2], co
         // [3] O and LSE
         float inverse[2];
         end_rows(args, of_work, &rows, consumer.row, inverse);
+        store_o(o, inverse, &consumer, of_work);
+    }
 //@ if c.o_shared == 1 then
-        hand_over(o, inverse, smem, warpgroup, turn);
-    }
-    if (lane == 0) barrier_arrive(bar_o_full(smem, turn, warpgroup));  // the storer sees that the works have ended
-//@ else
-        store_o(o, inverse, args, of_work, consumer.row);
-    }
+    if (lane == 0) stores_read();
 //@ end
 }
 
@@ -827,10 +800,10 @@ extern "C" __global__ void __launch_bounds__(threads, 1) ${symbol}(const __grid_
             barrier_init(bar_q_full(smem, i), 1);
             barrier_init(bar_q_empty(smem, i), 4 * warpgroups);
         }
-//@ if c.o_shared == 1 then
-        for (int i = 0; i < 2 * warpgroups; ++i) barrier_init(bar_o_full(smem, 0, i), 4);
-        barrier_init(bar_o_empty(smem), 1);
-//@ end
+        for (int i = 0; i < plan_places; ++i) {
+            barrier_init(bar_plan_full(smem, i), 1);
+            barrier_init(bar_plan_empty(smem, i), 1);
+        }
         publish_shared();
     }
     __syncthreads();
@@ -839,13 +812,17 @@ extern "C" __global__ void __launch_bounds__(threads, 1) ${symbol}(const __grid_
 //@ if has_mask then
         Values *values = (Values *)(shared + smem_values);
 //@ end
-        const int warp = threadIdx.x / 32;
-        //@ text("if (warp == 0) produce(&args, smem, tiles, works, (Producer *)(shared + smem_producer)" .. values .. ");")
-//@ if c.o_shared == 1 then
-        if (threadIdx.x == 32) store(&args, smem, works);
+        Plan *plans = (Plan *)(shared + smem_plans);
+        if (threadIdx.x == 0) {
+            //@ text("load(&args, smem, plans, tiles, works" .. values .. ");")
+        }
+//@ if walk == "range" then
+        if (threadIdx.x / 32 == 1) plan_tiles(&args, smem, plans, works, (Spans *)(shared + smem_spans));
+//@ else
+        if (threadIdx.x / 32 == 1) plan_tiles(&args, smem, plans, works);
 //@ end
 //@ if has_mask then
-        if (warp >= 2) search(&args, smem, values);
+        if (threadIdx.x >= 64) search(&args, smem, values);
 //@ end
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 ${c.consumer_registers};");

@@ -75,41 +75,36 @@ static __device__ __forceinline__ void walk_classify(const LoomArgs *args, const
 
 //@ end
 //@ if walk == "range" then
-// Finds the spans of a work: lane w those of warpgroup w.
-static __device__ __forceinline__ void walk_plan(const LoomArgs *args, const Work *work, Spans *spans) {
+// Lane w finds the spans of warpgroup w.
+static __device__ __forceinline__ Walk walk_begin(const LoomArgs *args, const Work *work, Spans *spans) {
     const int lane = threadIdx.x % 32, row = first_row(work, lane % warpgroups), row_end = last_row(work, lane % warpgroups);
     Span outer[num_spans], inner[num_spans];
     visible_keys(args, work, work->q_start + row, work->q_start + row_end, outer, inner);
+    int first = 0x7fffffff, last = -1;
+    __syncwarp();  // all lanes are done with the spans of the work before
+    Spans of_lane;
 #pragma unroll
     for (int i = 0; i < num_spans; ++i) {
         const int lo = outer[i].lo - work->k_start, hi = outer[i].hi - work->k_start;
         const bool any = lo <= hi;
-        Spans of_lane;
         of_lane.outer_lo = any ? lo / tile_k : 1;
         of_lane.outer_hi = any ? hi / tile_k : 0;
         of_lane.inner_lo = any ? (inner[i].lo - work->k_start + tile_k - 1) / tile_k : 1;
         of_lane.inner_hi = any ? (inner[i].hi - work->k_start + 1) / tile_k - 1 : 0;
         if (lane < warpgroups) spans[lane * num_spans + i] = of_lane;
+        if (any) {
+            first = min(first, of_lane.outer_lo);
+            last = max(last, of_lane.outer_hi);
+        }
     }
     __syncwarp();
-}
-
-static __device__ __forceinline__ Walk walk_begin(const LoomArgs *args, const Work *work, const Spans *spans) {
-    const Spans *of_lane = spans + threadIdx.x % 32 % warpgroups * num_spans;
-    int first = 0x7fffffff, last = -1;
-#pragma unroll
-    for (int i = 0; i < num_spans; ++i) {
-        if (of_lane[i].outer_lo > of_lane[i].outer_hi) continue;
-        first = min(first, of_lane[i].outer_lo);
-        last = max(last, of_lane[i].outer_hi);
-    }
     Walk walk;
     walk.spans = spans;
 //@ if one_span then
     walk.first = __reduce_min_sync(~0u, first);
     walk.tile = __reduce_max_sync(~0u, last);
-    walk.full_lo = __reduce_max_sync(~0u, of_lane->inner_lo);
-    walk.full_hi = max(__reduce_min_sync(~0u, of_lane->inner_hi), walk.full_lo - 1);
+    walk.full_lo = __reduce_max_sync(~0u, of_lane.inner_lo);
+    walk.full_hi = max(__reduce_min_sync(~0u, of_lane.inner_hi), walk.full_lo - 1);
 //@ else
     walk.first = __reduce_min_sync(~0u, first);
     walk.base = __reduce_max_sync(~0u, last) - 31;
