@@ -11,6 +11,7 @@ grid, workspace. Emission (emit.lua) and the runtime (descriptors, docs/design.m
   kernel.smem_bytes(problem, pass, target, schedule) -> the most any kernel of the pass asks for
   kernel.hopper_needed(problem, schedule), kernel.hopper_registers(problem, schedule) -> registers that a consumer needs;
                                                  {producer's, consumer's} a thread has
+  kernel.hopper_o_shared(problem, schedule) -> whether O leaves through shared memory
   kernel.hopper_wide_walk(problem) -> whether the producer's walk is of more than one span
 
 `schedule` is a table of integers, see schedule.lua. ]]
@@ -326,6 +327,8 @@ local function hopper_shared(problem, s)
     return shared
 end
 
+function kernel.hopper_o_shared(problem, s) return hopper_shared(problem, s)[4][1] == "o" end
+
 function hopper.forward(problem, s)
     local d, dv = head_dims(problem)
     local registers = kernel.hopper_registers(problem, s)
@@ -350,7 +353,7 @@ function hopper.forward(problem, s)
             {"q_registers", s.q_registers, "1: queries stay in registers"},
             {"p_sets", s.p_sets, "2: P of neighbouring tiles in registers of their own"},
             {"ping_pong", s.ping_pong, "1: warpgroups take turns in starting products"},
-            {"o_shared", shared[4][1] == "o" and 1 or 0, "1: o leaves through shared memory"},
+            {"o_shared", kernel.hopper_o_shared(problem, s) and 1 or 0, "1: o leaves through shared memory"},
             {"q_bytes", shared[1][2] // s.q_buffers, "of a buffer of queries"},
             {"k_bytes", shared[2][2] // s.stages, "of a tile of keys"},
             {"v_bytes", shared[3][2] // s.stages, "of a tile of values"},
@@ -361,7 +364,7 @@ function hopper.forward(problem, s)
         maps = append({{tensor = "q", rows = s.tile_q, chunks = box_chunks(problem.d)},
                        {tensor = "k", rows = s.tile_k, chunks = box_chunks(problem.d)},
                        {tensor = "v", rows = s.tile_k, chunks = box_chunks(problem.dv)}},
-                      shared[4][1] == "o" and {{tensor = "o", rows = 16, chunks = 1}} or {}),
+                      kernel.hopper_o_shared(problem, s) and {{tensor = "o", rows = 16, chunks = 1}} or {}),
         phases = {"queries", "tiles of keys", "O and LSE"},
         grid = {heads = "heads_q", seq = "seq_q", rows = s.tile_q, persistent = 1},
     }

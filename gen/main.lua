@@ -29,7 +29,7 @@ local main = {version = "0.1"}
 local MOST_SEQ = 1 << 30 -- as in runtime/launch.c: positions stay inside i32
 
 local TARGETS = {host = true, mma = true, hopper = true}
-local PREFERRED = {"mma"} -- GPU targets where none is asked for; "hopper" comes first here once its kernels are proven
+local PREFERRED = {"hopper", "mma"} -- GPU targets where none is asked for, the best first
 local GPU_DTYPES = {bf16 = true, fp16 = true}
 local HOPPER_LEAST_DIM = 16 -- columns of one wgmma step
 
@@ -113,8 +113,8 @@ local function variants(target, pass, alignment)
 end
 
 -- The schedule of a pass's kernels of one target.
-local function choose(p, pass, target, a, forced)
-    local s, candidates = schedule.choose(p, pass, target, a, forced)
+local function choose(p, pass, target, a, forced, hint)
+    local s, candidates = schedule.choose(p, pass, target, a, forced, hint)
     if not s then
         if pass == "backward" and candidates.field == "schedule" then candidates.field = "schedule_backward" end
         return nil, candidates
@@ -159,7 +159,7 @@ local function make_plan(request)
         local first, part
         for i, variant in ipairs(variants(target, pass, request.alignment)) do
             if not part or part.target ~= variant.target then
-                part, message = choose(p, pass, variant.target, a, i == 1 and forced or nil)
+                part, message = choose(p, pass, variant.target, a, i == 1 and forced or nil, request.hint)
                 if not part then return nil, message end
                 if first then first.fallback = part end
                 first = first or part

@@ -1,9 +1,11 @@
 --[[ schedule: the free choices of a kernel, as text and as a table of integers.
 
-  schedule.choose(problem, pass, target, arch, forced) -> schedule, candidates
+  schedule.choose(problem, pass, target, arch, forced, hint) -> schedule, candidates
                                                        or nil, {status=, field=, offset=, text=}
-  candidates: list of {values=, text=, cost=, rejected=reason or nil}; the schedule is the cheapest that is not rejected
+  candidates: list of {values=, text=, cost=, rejected=reason or nil, measured=true or nil}; the schedule is the first if it
+              was measured to be the best, else the cheapest that is not rejected
   forced: schedule text or nil; it may leave out keys, which then take the default's value
+  hint: typical shape or nil; sizes that are 0 are not known
 
 Text: `tile=128x64 warps=4 blocks=2`, tile is queries x keys. Keys, per pass, in KEYS below.
 Example: choose(bf16 d=128, "forward", "mma", sm_90) -> tile=128x64 warps=4 blocks=2 ]]
@@ -52,12 +54,12 @@ local function host_tiles()
     return list
 end
 
--- As many stages as shared memory holds, up to HOPPER_MOST_STAGES.
+-- As many stages as shared memory holds beside O, up to HOPPER_MOST_STAGES.
 local HOPPER_MOST_STAGES = 6
-local function most_stages(problem, s, a)
+local function most_stages(problem, s)
     for stages = HOPPER_MOST_STAGES, 3, -1 do
         s.stages = stages
-        if kernel.smem_bytes(problem, "forward", "hopper", s) <= a.smem_block_bytes then return stages end
+        if kernel.hopper_o_shared(problem, s) then return stages end
     end
     return 2
 end
@@ -97,11 +99,11 @@ local SPACE = {
         end,
     },
     hopper = {
-        forward = function(problem, a)
+        forward = function(problem)
             local list = {}
             for _, tile in ipairs {{128, 128}, {128, 96}, {128, 64}, {128, 80}, {192, 128}, {192, 96}, {192, 80}, {192, 64}, {256, 64}} do
                 for _, queries in ipairs {{2, 0}, {1, 0}, {1, 1}} do
-                    local stages = most_stages(problem, {tile_q = tile[1], tile_k = tile[2], q_buffers = queries[1], q_registers = queries[2]}, a)
+                    local stages = most_stages(problem, {tile_q = tile[1], tile_k = tile[2], q_buffers = queries[1], q_registers = queries[2]})
                     for p_sets = 2, 1, -1 do
                         for ping_pong = 1, 0, -1 do
                             list[#list + 1] = {tile_q = tile[1], tile_k = tile[2], stages = stages, q_buffers = queries[1],
@@ -271,21 +273,66 @@ local function host_cost(problem, pass, s)
     return 4096 * (products + loads + edge + spilled) / HOST_LANES
 end
 
--- Hopper: cycles of a multiprocessor for 64 x 64 elements: products, exponentials as far as they do not run under them,
--- and the start and end of a work, shared out over its tiles. Set so that it ranks bench/results/h200-hopper-schedules.csv.
+-- Hopper: cycles of a multiprocessor for 64 x 64 elements that are seen: of its tiles, products and the exponentials that do
+-- not run under them, and what a tile and a work cost besides. Fitted to bench/results/h200-hopper-schedules.csv.
 local HOPPER_PRODUCTS, HOPPER_EXPONENTIALS = 2048, 16 -- of a cycle: multiply-adds, values
-local HOPPER_ENDS, HOPPER_KEYS = 2000, 2048           -- cycles of a work and warpgroup beside its tiles, keys it typically has
-local HOPPER_QUERIES = 1000                           -- more where its queries cannot be loaded under the work before
-local HOPPER_FRAGMENTS = 70                           -- more of a tile where queries stay in registers
+local HOPPER_HIDDEN = {0.1, 0.46, 0.73, 0.73}         -- cycles of exponentials under one of products, by the number of warpgroups
+local HOPPER_TILE, HOPPER_ONE_SET = 250, 40           -- cycles of a tile; more where it has one set of P
+local HOPPER_SHARED_QUERIES = 10                      -- more where it reads its queries from shared memory
+local HOPPER_NO_TURNS = 1.06                          -- of a tile whose warpgroups start products when they like
+local HOPPER_WORK, HOPPER_WORK_DIM = 2400, 18         -- cycles of a work, and for each column of the head dim
+local HOPPER_ONE_BUFFER = 250                         -- more where its queries wait for those of the work before
+local HOPPER_PARTIAL = 600                            -- more for each tile that a mask cuts
+local TYPICAL_HOPPER_SEQ = 2048
 
-local function hopper_forward_cost(problem, s)
+-- hint: shape of which lengths are known where they are above 0, or nil
+local function hopper_forward_cost(problem, s, _, hint)
+    local seq_q = hint and hint.seq_q > 0 and hint.seq_q or TYPICAL_HOPPER_SEQ
+    local seq_k = hint and hint.seq_k > 0 and hint.seq_k or TYPICAL_HOPPER_SEQ
     local elements, warpgroups = s.tile_q * s.tile_k, s.tile_q // 64
     local products = elements * (problem.d + problem.dv) / HOPPER_PRODUCTS
     local exponentials = elements / HOPPER_EXPONENTIALS
-    local hidden = s.p_sets == 1 and 0.1 * (warpgroups - 1) or s.ping_pong == 1 and 0.2 or 0.08
-    local tile = products + exponentials - hidden * math.min(products, exponentials)
-    local ends = HOPPER_ENDS + (s.q_buffers == 1 and s.q_registers == 0 and HOPPER_QUERIES or 0)
-    return (tile + HOPPER_FRAGMENTS * s.q_registers + warpgroups * ends * s.tile_k / HOPPER_KEYS) * 4096 / elements
+    local tile = products + math.max(0, exponentials - HOPPER_HIDDEN[warpgroups] * products) + HOPPER_TILE
+        + (s.p_sets == 1 and HOPPER_ONE_SET or 0) + (s.q_registers == 0 and HOPPER_SHARED_QUERIES or 0)
+    if s.ping_pong == 0 then tile = tile * HOPPER_NO_TURNS end
+    local work = HOPPER_WORK + HOPPER_WORK_DIM * problem.d + (s.q_buffers == 1 and s.q_registers == 0 and HOPPER_ONE_BUFFER or 0)
+    local seen, visited = seq_k, seq_k // -s.tile_k * -s.tile_k
+    if problem.mask then -- half is seen, as under a causal mask
+        seen = seq_k / 2
+        visited = seen + (s.tile_q + s.tile_k) / 2
+        work = work + HOPPER_PARTIAL * (s.tile_q // s.tile_k + 1)
+    end
+    local rows = seq_q // -s.tile_q * -s.tile_q
+    return (visited / s.tile_k * tile + work) * rows / seq_q / seen / s.tile_q * 4096
+end
+
+-- What was the best of a sweep on an H200, in bursts and sustained, for head dims that many have: {most keys of a sequence,
+-- schedule}, without mask and with one. Source: bench/results/h200-hopper-schedules.csv.
+local FAST_128 = "tile=128x128 stages=2 q_buffers=1 q_registers=1 p_sets=1 ping_pong=1"
+local WIDE_128 = "tile=192x80 stages=4 q_buffers=1 q_registers=0 p_sets=1 ping_pong=1"
+local FAST_256 = "tile=128x64 stages=2 q_buffers=1 q_registers=0 p_sets=2 ping_pong=1"
+local FAST_64 = "tile=256x64 stages=6 q_buffers=2 q_registers=0 p_sets=1 ping_pong=1"
+local HOPPER_MEASURED = {
+    [64] = {
+        full = {{4096, FAST_64}, {math.huge, "tile=192x128 stages=4 q_buffers=2 q_registers=0 p_sets=1 ping_pong=1"}},
+        masked = {{math.huge, FAST_64}},
+    },
+    [128] = {
+        full = {{2048, FAST_128}, {math.huge, WIDE_128}},
+        masked = {{2048, FAST_128}, {8192, "tile=128x128 stages=2 q_buffers=2 q_registers=0 p_sets=2 ping_pong=1"}, {math.huge, WIDE_128}},
+    },
+    [256] = {
+        full = {{2048, FAST_256}, {math.huge, "tile=128x64 stages=2 q_buffers=1 q_registers=0 p_sets=1 ping_pong=1"}},
+        masked = {{math.huge, FAST_256}},
+    },
+}
+
+local function measured(problem, pass, target, hint)
+    local rows = target == "hopper" and pass == "forward" and problem.d == problem.dv and HOPPER_MEASURED[problem.d]
+    local seq_k = hint and hint.seq_k > 0 and hint.seq_k or TYPICAL_HOPPER_SEQ
+    for _, row in ipairs(rows and (problem.mask and rows.masked or rows.full) or {}) do
+        if seq_k <= row[1] then return row[2] end
+    end
 end
 
 local COST = {
@@ -346,15 +393,22 @@ local function rejection(s, problem, pass, target, a)
     end
 end
 
-function schedule.choose(problem, pass, target, a, forced)
+function schedule.choose(problem, pass, target, a, forced, hint)
     local candidates, best = {}, nil
-    for i, s in ipairs(SPACE[target][pass](problem, a)) do
-        local row = {values = s, text = schedule.text(target, pass, s), rejected = rejection(s, problem, pass, target, a)}
+    local function add(s, text, is_measured)
+        local row = {values = s, text = text, rejected = rejection(s, problem, pass, target, a)}
+        if is_measured and row.rejected then return end
         if not row.rejected then
-            row.cost = COST[target][pass](problem, s, a)
-            if not best or row.cost < best.cost then best = row end
+            row.cost, row.measured = COST[target][pass](problem, s, a, hint), is_measured
+            if not best or (not best.measured and row.cost < best.cost) then best = row end
         end
-        candidates[i] = row
+        candidates[#candidates + 1] = row
+    end
+    local space, known = SPACE[target][pass](problem, a), measured(problem, pass, target, hint)
+    if known then add(parse(known, target, pass, space[1]), known, true) end
+    for _, s in ipairs(space) do
+        local text = schedule.text(target, pass, s)
+        if not (best and best.measured and text == known) then add(s, text) end
     end
     if forced then
         local s, message = parse(forced, target, pass, best and best.values or candidates[1].values)

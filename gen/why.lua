@@ -35,8 +35,9 @@ function why.choice(plan, only)
             end
         end
         for _, row in ipairs(shown and pass.candidates or {}) do
+            local chosen = not pass.forced and row.text == pass.text
             local verdict = row.rejected and "no: " .. row.rejected or ("cost %.0f%s"):format(row.cost,
-                not pass.forced and row.text == pass.text and ", the least" or "")
+                row.measured and ", the best of a sweep" or chosen and not pass.candidates[1].measured and ", the least" or "")
             lines[#lines + 1] = ("  %-60s %s"):format(row.text, verdict)
         end
     end

@@ -254,6 +254,7 @@ static void layouts(void **state) {
 }
 
 /* The same values under every layout give the same forward bits. */
+/* Where one kernel takes them: target hopper leaves strides that TMA cannot describe to the kernels of mma. */
 static void layouts_give_equal_bits(void **state) {
     (void)state;
     const char *problem = TEXT("%s d=64 causal backward", dtype_of(1));
@@ -263,6 +264,11 @@ static void layouts_give_equal_bits(void **state) {
         options.layout = layout;
         loom__rig *rig = rig_of(problem, &options);
         run_rig(rig, problem);
+        if (layout == LOOM__LAYOUT_ODD && !strcmp(target_of_rigs(), "hopper")) {
+            compare_rig(rig, problem);
+            loom__rig_destroy(rig);
+            continue;
+        }
         uint64_t digest = loom__rig_digest(rig, LOOM_FORWARD);
         loom__rig_destroy(rig);
         if (layout == LOOM__LAYOUT_DENSE) first = digest;

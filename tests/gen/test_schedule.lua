@@ -57,6 +57,23 @@ function tests.the_limits_are_told()
     assert(refusal("hopper", "ping_pong=2") == "ping_pong=2 is not an integer from 0 to 1")
 end
 
+-- Long sequences take another schedule than short ones, and an unknown length one of those.
+function tests.lengths_choose()
+    local p, seen = problem_text.parse("bf16 d=128"), {}
+    for _, seq in ipairs {0, 1, 512, 2048, 8192, 1 << 30} do
+        local hint = {batch = 0, heads_q = 0, heads_kv = 0, seq_q = seq, seq_k = seq}
+        seen[seq] = schedule.text("hopper", "forward", schedule.choose(p, "forward", "hopper", arch.get "sm_90", nil, hint))
+    end
+    assert(seen[512] ~= seen[8192] and seen[0] == seen[2048] and seen[1] == seen[512] and seen[1 << 30] == seen[8192])
+    local _, candidates = schedule.choose(p, "forward", "hopper", arch.get "sm_90")
+    local times = {}
+    for _, row in ipairs(candidates) do
+        assert(not times[row.text], row.text)
+        times[row.text] = true
+    end
+    assert(candidates[1].measured and candidates[1].text == seen[0])
+end
+
 -- A plan asks for the walk once a candidate: that must not cost a plan its few milliseconds.
 function tests.the_walk_of_a_mask_is_found_once()
     local p = problem_text.parse("bf16 d=128 mask={causal | k < 4}")

@@ -12,9 +12,11 @@ static __device__ __forceinline__ void barrier_wait(unsigned barrier, int parity
         ::"r"(barrier), "r"(parity) : "memory");
 }
 
+//@ if c.p_sets == 2 then
 // Passes at once: of a phase that has been waited for and cannot end again yet. The compiler moves nothing over the loop.
 static __device__ __forceinline__ void keep_order(unsigned barrier, int parity) { barrier_wait(barrier, parity); }
 
+//@ end
 static __device__ __forceinline__ void barrier_arrive(unsigned barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
