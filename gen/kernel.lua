@@ -284,14 +284,15 @@ local function hopper_accumulators(problem, s)
     return dv // 2 + s.tile_k // 2 + s.p_sets * (s.tile_k // 4) + (s.q_registers == 1 and d // 4 or 0)
 end
 
--- Beside these: addresses, row statistics, what a score needs, and exponents on their way where there are two sets of P. Read
--- off the compiled kernels of tests/test_kernels.c.
-local HOPPER_OTHER_REGISTERS, HOPPER_SCORE_REGISTERS, HOPPER_KEYS_A_REGISTER = 32, 8, 10
+-- Beside these: addresses, row statistics, what a score needs, exponents on their way where there are two sets of P, and ends
+-- of further spans of keys. Read off the compiled kernels of tests/test_kernels.c.
+local HOPPER_OTHER_REGISTERS, HOPPER_SCORE_REGISTERS, HOPPER_KEYS_A_REGISTER, HOPPER_SPAN_REGISTERS = 32, 8, 10, 4
 
 -- Registers that a consumer needs in all.
 function kernel.hopper_needed(problem, s)
     return hopper_accumulators(problem, s) + HOPPER_OTHER_REGISTERS + (problem.score and HOPPER_SCORE_REGISTERS or 0)
         + (s.p_sets == 2 and s.tile_k // HOPPER_KEYS_A_REGISTER or 0)
+        + HOPPER_SPAN_REGISTERS * ((functions.uses(problem).num_spans or 1) - 1)
 end
 
 -- Whether the walk is more than one span of tiles, which takes the producer more registers.
