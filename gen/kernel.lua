@@ -264,6 +264,7 @@ local hopper = {}
 
 local BOX_COLUMNS, BOX_ROW_BYTES = 64, 128 -- of what one TMA instruction copies
 local WARPGROUP = 128                      -- threads
+local PLAN_PLACES, WORK_PLACES = 8, 32     -- of queues
 local HOPPER_SMEM_BYTES = arch.get("sm_90").smem_block_bytes
 
 -- Registers a thread of the producer's warpgroup and of a consumer, by the number of consumer warpgroups: they share out
@@ -286,7 +287,7 @@ end
 
 -- Beside these: addresses, row statistics, what a score needs, exponents on their way where there are two sets of P, and ends
 -- of further spans of keys. Read off the compiled kernels of tests/test_kernels.c.
-local HOPPER_OTHER_REGISTERS, HOPPER_SCORE_REGISTERS, HOPPER_KEYS_A_REGISTER, HOPPER_SPAN_REGISTERS = 32, 8, 10, 4
+local HOPPER_OTHER_REGISTERS, HOPPER_SCORE_REGISTERS, HOPPER_KEYS_A_REGISTER, HOPPER_SPAN_REGISTERS = 32, 16, 10, 4
 
 -- Registers that a consumer needs in all.
 function kernel.hopper_needed(problem, s)
@@ -305,35 +306,51 @@ function kernel.hopper_registers(problem, s)
     return kernel.hopper_needed(problem, s) > usual[2] and HOPPER_FULL_REGISTERS or usual
 end
 
--- O leaves through shared memory where that has room.
-local function hopper_shared(problem, s)
+-- Bytes of a kernel's regions of shared memory, and of O, which leaves through it where that has room.
+local function hopper_bytes(problem, s)
     local d, dv = head_dims(problem)
-    local spans = functions.uses(problem).num_spans
-    local shared = {
-        {"q", s.q_buffers * s.tile_q * BOX_ROW_BYTES * chunks(d), "[q_buffers][chunks_qk][tile_q][64]"},
-        {"k", s.stages * s.tile_k * BOX_ROW_BYTES * chunks(d), "[stages][chunks_qk][tile_k][64]"},
-        {"v", s.stages * s.tile_k * BOX_ROW_BYTES * chunks(dv), "[stages][chunks_v][tile_k][64]"},
-        {"barriers", 8 * (4 * s.stages + 2 * s.q_buffers + 2 * 8), "of stages, of buffers of q, of plans"},
-        {"plans", 8 * 12, "[plan_places] tiles that the planner has found"},
-        {"tiles", 8 * s.stages, "[stages] what the consumers are told of a tile"},
-        {"works", 32 * 32, "[work_places] what all are told of a work"},
+    local spans, warpgroups = functions.uses(problem).num_spans or 0, s.tile_q // 64
+    local bytes = {
+        q = s.q_buffers * s.tile_q * BOX_ROW_BYTES * chunks(d),
+        k = s.stages * s.tile_k * BOX_ROW_BYTES * chunks(d),
+        v = s.stages * s.tile_k * BOX_ROW_BYTES * chunks(dv),
+        barriers = 8 * (4 * s.stages + 2 * s.q_buffers + 2 * PLAN_PLACES),
+        plans = 12 * PLAN_PLACES, tiles = 8 * s.stages, works = 32 * WORK_PLACES, spans = 16 * warpgroups * spans,
+        checked = problem.mask and 8 * s.stages or 0, values = problem.mask and (12 + 2 * 64) * s.stages or 0,
+        spoilt = problem.mask and s.p_sets == 2 and 4 * warpgroups * 32 or 0,
     }
-    if spans then shared[#shared + 1] = {"spans", s.tile_q // 64 * spans * 16, "[warpgroups][num_spans] of tiles that a work visits"} end
-    if problem.mask then
-        shared[#shared + 1] = {"checked", 8 * s.stages, "barriers of stages: values have been searched"}
-        shared[#shared + 1] = {"values", s.stages * (12 + 2 * 64), "[stages] what is known of a tile's values"}
+    local total = 0
+    for _, size in pairs(bytes) do total = total + round_up(size, 128) end
+    local o = s.tile_q * BOX_ROW_BYTES * chunks(dv)
+    if total + o > HOPPER_SMEM_BYTES then return bytes, total end
+    bytes.o = o
+    return bytes, total + o
+end
+
+local HOPPER_REGIONS = {
+    {"q", "[q_buffers][chunks_qk][tile_q][64]"}, {"k", "[stages][chunks_qk][tile_k][64]"}, {"v", "[stages][chunks_v][tile_k][64]"},
+    {"o", "[chunks_v][tile_q][64]"}, {"barriers", "of stages, of buffers of q, of plans"},
+    {"plans", "[plan_places] tiles that the planner has found"}, {"tiles", "[stages] what the consumers are told of a tile"},
+    {"works", "[work_places] what all are told of a work"}, {"spans", "[warpgroups][num_spans] of tiles that a work visits"},
+    {"checked", "barriers of stages: values have been searched"}, {"values", "[stages] what is known of a tile's values"},
+    {"spoilt", "[warps of consumers][8] columns of O that become NaN"},
+}
+
+local function hopper_shared(bytes)
+    local shared = {}
+    for _, region in ipairs(HOPPER_REGIONS) do
+        local size = bytes[region[1]] or 0
+        if size > 0 then shared[#shared + 1] = {region[1], size, region[2]} end
     end
-    local o = {"o", s.tile_q * BOX_ROW_BYTES * chunks(dv), "[chunks_v][tile_q][64]"}
-    if shared_total(shared) + o[2] <= HOPPER_SMEM_BYTES then table.insert(shared, 4, o) end
     return shared
 end
 
-function kernel.hopper_o_shared(problem, s) return hopper_shared(problem, s)[4][1] == "o" end
+function kernel.hopper_o_shared(problem, s) return hopper_bytes(problem, s).o ~= nil end
 
 function hopper.forward(problem, s)
     local d, dv = head_dims(problem)
     local registers = kernel.hopper_registers(problem, s)
-    local shared = hopper_shared(problem, s)
+    local bytes = hopper_bytes(problem, s)
     return {
         name = "forward", template = "hopper/forward.cu", calls = {keys = true}, title = "O = softmax(S) V, LSE = ln(sum exp S)",
         threads = WARPGROUP * (1 + s.tile_q // 64),
@@ -350,22 +367,24 @@ function hopper.forward(problem, s)
             {"warpgroups", s.tile_q // 64, "consumers, with 64 queries each"},
             {"threads", WARPGROUP * (1 + s.tile_q // 64), "threads of a block"},
             {"stages", s.stages, "buffers of keys and values"},
+            {"plan_places", PLAN_PLACES, "tiles that the planner may be ahead"},
+            {"work_places", WORK_PLACES, "works that are told of at once"},
             {"q_buffers", s.q_buffers, "buffers of queries"},
             {"q_registers", s.q_registers, "1: queries stay in registers"},
             {"p_sets", s.p_sets, "2: P of neighbouring tiles in registers of their own"},
             {"ping_pong", s.ping_pong, "1: warpgroups take turns in starting products"},
-            {"o_shared", kernel.hopper_o_shared(problem, s) and 1 or 0, "1: o leaves through shared memory"},
-            {"q_bytes", shared[1][2] // s.q_buffers, "of a buffer of queries"},
-            {"k_bytes", shared[2][2] // s.stages, "of a tile of keys"},
-            {"v_bytes", shared[3][2] // s.stages, "of a tile of values"},
+            {"o_shared", bytes.o and 1 or 0, "1: o leaves through shared memory"},
+            {"q_bytes", bytes.q // s.q_buffers, "of a buffer of queries"},
+            {"k_bytes", bytes.k // s.stages, "of a tile of keys"},
+            {"v_bytes", bytes.v // s.stages, "of a tile of values"},
             {"producer_registers", registers[1], "a thread"},
             {"consumer_registers", registers[2], "a thread"},
         }, seen_constants(s.tile_k // MMA_N)),
-        shared = shared,
+        shared = hopper_shared(bytes),
         maps = append({{tensor = "q", rows = s.tile_q, chunks = box_chunks(problem.d)},
                        {tensor = "k", rows = s.tile_k, chunks = box_chunks(problem.d)},
                        {tensor = "v", rows = s.tile_k, chunks = box_chunks(problem.dv)}},
-                      kernel.hopper_o_shared(problem, s) and {{tensor = "o", rows = 16, chunks = 1}} or {}),
+                      bytes.o and {{tensor = "o", rows = 16, chunks = 1}} or {}),
         phases = {"queries", "tiles of keys", "O and LSE"},
         grid = {heads = "heads_q", seq = "seq_q", rows = s.tile_q, persistent = 1},
     }
@@ -495,7 +514,7 @@ function kernel.list(problem, pass, target, s)
 end
 
 function kernel.smem_bytes(problem, pass, target, s)
-    if target == "hopper" then return shared_total(hopper_shared(problem, s)) end
+    if target == "hopper" then return (select(2, hopper_bytes(problem, s))) end
     if target == "mma" then
         if pass == "forward" then return shared_total(mma_shared.forward(problem, s)) end
         local dq = problem.deterministic and shared_total(mma_shared.backward_dq(problem, s)) or 0

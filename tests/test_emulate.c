@@ -604,6 +604,7 @@ static const struct {
     {"values are multiplied before they have been searched",
      "barrier_wait(bar_checked(smem, stage.index), stage.parity);", ""},
     {"queries are overwritten while they are read", "barrier_wait(bar_q_empty(smem, buffer), (turn / q_buffers & 1) ^ 1);", ""},
+    {"a tile that is full for one warpgroup alone spoils nothing there", "note_spoilt(consumer, what_before, before);", ""},
     {"two sets of P are one", "full_tile(o, p_other, p, ", "full_tile(o, p, p, "},
 };
 

@@ -58,16 +58,11 @@ typedef struct Tile {
 constexpr int next_class = 8;  // where the classes of the next begin
 constexpr unsigned is_last = 1u << 16, is_first = 1u << 17;
 
-// The planner runs ahead of the loader by as many tiles.
+// What the planner tells the loader; a queue of plan_places.
 typedef struct Plan {
     Tile tile;
     int turn;  // of the tile's work; -1: there are no more
 } Plan;
-constexpr int plan_places = 8;
-
-// The works of the block. From the one that a consumer ends to the one that the planner begins there are not more than
-// tiles in the queue of plans and in the ring of stages.
-constexpr int work_places = 32;
 
 // A stage of the ring of keys and values, and the parity of the present turn.
 typedef struct Stage {
@@ -118,6 +113,8 @@ static __device__ __forceinline__ void push_plan(unsigned smem, Plan *plans, int
     for (int round = 0; round < rounds.count; ++round) {
         Work found;
         if (!work_of(args, &rounds, round, &found)) continue;
+        // From the work that a consumer ends to this one there are not more than tiles in the queue and in the ring of
+        // stages: fewer than work_places.
         Work *work = &works[turn % work_places];
         if (leader) *work = found;
         __syncwarp();
@@ -218,6 +215,9 @@ typedef struct Consumer {
 //@ if has_mask then
     const Values *values;
 //@ end
+//@ if has_mask and c.p_sets == 2 then
+    unsigned *spoilt;         // this warp's
+//@ end
     unsigned smem;
     unsigned k, v;            // operands in stage 0
     float to_log2;            // from units of S to powers of 2
@@ -269,16 +269,28 @@ static __device__ __forceinline__ bool is_full(unsigned what) { return (what & 0
 //@ local own_class = has_mask and c.p_sets == 2
 //@ if own_class then
 // After O += P V of a tile that is full for this warpgroup but not for all: what was not finite in V may have been cleared
-// before the product read it.
-static __device__ __forceinline__ void spoil_all_rows(float (&o)[depth_v / 2], const Consumer *consumer, unsigned what, Stage stage) {
+// before the product read it. All rows have seen it: the warp notes the columns until the work ends.
+static __device__ __forceinline__ void note_spoilt(const Consumer *consumer, unsigned what, Stage stage) {
     bool found = false;
     const Values *values = &consumer->values[stage.index];
     if (class_of(consumer, what) == 2 && !is_full(what)) {
         barrier_wait(bar_checked(consumer->smem, stage.index), stage.parity);
         found = anything_found(values);
     }
-    // votes: the compiler knows that warps stay together, and keeps operands in uniform registers
-    if (__any_sync(~0u, found)) spoil(o, values, 3);
+    if (!__any_sync(~0u, found)) return;  // a vote: the compiler knows that warps stay together, and keeps operands in uniform registers
+    const int word = threadIdx.x % 32;
+    if (word < 8) consumer->spoilt[word] |= values->nonfinite[0].columns[word] | values->nonfinite[1].columns[word];
+    __syncwarp();
+}
+
+// At the end of a work: spoils what was noted.
+static __device__ __forceinline__ void spoil_noted(float (&o)[depth_v / 2], const Consumer *consumer) {
+    const int word = threadIdx.x % 32;
+    if (!__any_sync(~0u, word < 8 && consumer->spoilt[word])) return;
+    spoil(o, consumer->spoilt, consumer->spoilt, 3);
+    __syncwarp();
+    if (word < 8) consumer->spoilt[word] = 0;
+    __syncwarp();
 }
 
 //@ end
@@ -288,7 +300,7 @@ static __device__ __forceinline__ void finish_pv(float (&o)[depth_v / 2], const 
     start_pv(o, p, values_in(consumer, stage));
     wgmma_wait<0>();
 //@ if own_class then
-    spoil_all_rows(o, consumer, what, stage);
+    note_spoilt(consumer, what, stage);
 //@ end
     if (threadIdx.x % 32 == 0) barrier_arrive(bar_v_empty(consumer->smem, stage.index));
 }
@@ -559,7 +571,7 @@ static __device__ __forceinline__ void hide_unseen(float (&s)[tile_k / 2], const
     keep_order(bar_v_full(smem, before.index), before.parity);
     wgmma_wait<0>();
 //@     if own_class then
-    spoil_all_rows(o, consumer, what_before, before);
+    note_spoilt(consumer, what_before, before);
 //@     end
     if (threadIdx.x % 32 == 0) barrier_arrive(bar_v_empty(smem, before.index));
 //@ end
@@ -584,7 +596,8 @@ static __device__ __forceinline__ void hide_unseen(float (&s)[tile_k / 2], const
         found = anything_found(values);
     }
     if (__any_sync(~0u, found)) {
-        spoil(o, values, class_of(consumer, what) == 2 ? 3 : rows_that_see(consumer->args, work, consumer->row, tile * tile_k, values));
+        spoil(o, values->nonfinite[0].columns, values->nonfinite[1].columns,
+              class_of(consumer, what) == 2 ? 3 : rows_that_see(consumer->args, work, consumer->row, tile * tile_k, values));
     }
 //@ end
 //@ if not alone then
@@ -672,7 +685,7 @@ static __device__ __forceinline__ void store_o(const float (&o)[depth_v / 2], co
 }
 //@ end
 
-//@ text("static __device__ __forceinline__ void consume(const LoomArgs *args, unsigned smem, const Tile *tiles, const Work *works" .. (has_mask and ", const Values *values" or "") .. ") {")
+//@ text("static __device__ __forceinline__ void consume(const LoomArgs *args, unsigned smem, const Tile *tiles, const Work *works" .. (has_mask and ", const Values *values" or "") .. (own_class and ", unsigned *spoilt" or "") .. ") {")
     const int warpgroup = uniform(threadIdx.x / 128) - 1;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
     Consumer consumer;
@@ -689,6 +702,11 @@ static __device__ __forceinline__ void store_o(const float (&o)[depth_v / 2], co
     consumer.warpgroup = warpgroup;
 //@ if has_mask then
     consumer.values = values;
+//@ end
+//@ if own_class then
+    consumer.spoilt = spoilt + 8 * (4 * warpgroup + warp);
+    if (lane < 8) consumer.spoilt[lane] = 0;
+    __syncwarp();
 //@ end
     Stage stage = {0, 0};
 //@ if c.ping_pong == 1 then
@@ -762,6 +780,9 @@ static __device__ __forceinline__ void store_o(const float (&o)[depth_v / 2], co
         } while (!(what & is_last));
 
         // [3] O and LSE
+//@ if own_class then
+        spoil_noted(o, &consumer);
+//@ end
         float inverse[2];
         end_rows(args, of_work, &rows, consumer.row, inverse);
         store_o(o, inverse, &consumer, of_work);
@@ -826,7 +847,9 @@ extern "C" __global__ void __launch_bounds__(threads, 1) ${symbol}(const __grid_
 //@ end
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 ${c.consumer_registers};");
-//@ if has_mask then
+//@ if own_class then
+        consume(&args, smem, tiles, works, (const Values *)(shared + smem_values), (unsigned *)(shared + smem_spoilt));
+//@ elseif has_mask then
         consume(&args, smem, tiles, works, (const Values *)(shared + smem_values));
 //@ else
         consume(&args, smem, tiles, works);

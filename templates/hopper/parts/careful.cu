@@ -14,7 +14,7 @@ typedef struct Nonfinite {
 // What goes with the values in a stage.
 typedef struct Values {
     unsigned what;              // pass_by, searching or search_ends
-    unsigned found[searchers];  // whether the searcher has found some: then `nonfinite` tells where
+    unsigned found[searchers];  // whether the searcher has found some, and where
     Nonfinite nonfinite[searchers];
 } Values;
 
@@ -33,9 +33,9 @@ static __device__ __forceinline__ void search_part(Values *values, unsigned smem
     }
     const bool any = __any_sync(~0u, (zeros[0] | zeros[1] | zeros[2] | zeros[3]) & 0x7fff7fffu);
     if (threadIdx.x % 32 == 0) values->found[searcher] = any;
-    if (!any) return;
     Nonfinite *nonfinite = &values->nonfinite[searcher];
     if (threadIdx.x % 32 < 8) nonfinite->rows[threadIdx.x % 32] = nonfinite->columns[threadIdx.x % 32] = 0;
+    if (!any) return;
     __syncwarp();
 #pragma unroll 1
     for (int i = thread; i < v_bytes / 16; i += 32 * searchers) {
@@ -80,37 +80,24 @@ static __device__ __forceinline__ bool anything_found(const Values *values) {
     return any;
 }
 
-static __device__ __forceinline__ unsigned rows_found(const Values *values, int word) {
-    unsigned rows = 0;
-#pragma unroll
-    for (int i = 0; i < searchers; ++i) rows |= values->found[i] ? values->nonfinite[i].rows[word] : 0;
-    return rows;
-}
-
-static __device__ __forceinline__ unsigned columns_found(const Values *values, int word) {
-    unsigned columns = 0;
-#pragma unroll
-    for (int i = 0; i < searchers; ++i) columns |= values->found[i] ? values->nonfinite[i].columns[word] : 0;
-    return columns;
-}
-
 // Which of this thread's rows, row and row + 8, see a key that holds such values, a bit each; column is the tile's first.
 static __device__ __forceinline__ unsigned rows_that_see(const LoomArgs *args, const Work *work, int row, int column, const Values *values) {
     unsigned hit = 0;
 #pragma unroll 1
     for (int i = 0; i < tile_k; ++i) {
-        if (!(rows_found(values, i / 32) >> i % 32 & 1) || column + i >= work->seq_k) continue;
+        const unsigned rows = values->nonfinite[0].rows[i / 32] | values->nonfinite[1].rows[i / 32];
+        if (!(rows >> i % 32 & 1) || column + i >= work->seq_k) continue;
         hit |= visible(args, work, work->q_start + row, work->k_start + column + i) ? 1 : 0;
         hit |= visible(args, work, work->q_start + row + 8, work->k_start + column + i) ? 2 : 0;
     }
     return hit;
 }
 
-// Makes NaN of the columns that hold such values in the rows that see one.
-static __device__ __forceinline__ void spoil(float (&o)[depth_v / 2], const Values *values, unsigned rows) {
+// Makes NaN of the columns of two bit sets in this thread's rows of a third.
+static __device__ __forceinline__ void spoil(float (&o)[depth_v / 2], const unsigned *columns_0, const unsigned *columns_1, unsigned rows) {
 #pragma unroll
     for (int j = 0; j < depth_v / 8; ++j) {
-        const unsigned columns = columns_found(values, j / 4) >> (j % 4 * 8 + threadIdx.x % 4 * 2);
+        const unsigned columns = (columns_0[j / 4] | columns_1[j / 4]) >> (j % 4 * 8 + threadIdx.x % 4 * 2);
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
             if (rows >> e / 2 & columns >> e % 2 & 1) o[4 * j + e] = __int_as_float(0x7fffffff);
