@@ -592,6 +592,7 @@ static __device__ __forceinline__ void hide_unseen(float (&s)[tile_k / 2], const
     const bool searched = !is_full(what);
 //@     end
     if (searched) {
+        barrier_wait(bar_v_full(smem, stage.index), stage.parity);  // then the search before this stage's last has ended: not all wait for it
         barrier_wait(bar_checked(smem, stage.index), stage.parity);
         found = anything_found(values);
     }
