@@ -32,7 +32,7 @@ local function header(plan, k)
             :format(k.grid.heads, k.grid.seq, k.grid.rows, k.smem_bytes)
     else
         lines[#lines + 1] = ("// Launch     grid batch * %s * ceil(%s / %d)%s, block %d threads, dynamic shared memory %d bytes")
-            :format(k.grid.heads, k.grid.seq, k.grid.rows, k.grid.persistent and " or one block a multiprocessor" or "", k.threads,
+            :format(k.grid.heads, k.grid.seq, k.grid.rows, k.grid.persistent and ", at most one block a multiprocessor" or "", k.threads,
                     k.smem_bytes)
     end
     local offset = 0

@@ -10,9 +10,8 @@ grid, workspace. Emission (emit.lua) and the runtime (descriptors, docs/design.m
   kernel.accumulators(problem, pass, schedule) -> f32 registers a thread holds through the main loop (target mma)
   kernel.smem_bytes(problem, pass, target, schedule) -> the most any kernel of the pass asks for
   kernel.hopper_needed(problem, schedule), kernel.hopper_registers(problem, schedule) -> registers that a consumer needs;
-                                                 {producer's, consumer's} a thread has
+                                                 {another's, consumer's} a thread has
   kernel.hopper_o_shared(problem, schedule) -> whether O leaves through shared memory
-  kernel.hopper_wide_walk(problem) -> whether the producer's walk is of more than one span
 
 `schedule` is a table of integers, see schedule.lua. ]]
 
@@ -267,11 +266,11 @@ local WARPGROUP = 128                      -- threads
 local PLAN_PLACES, WORK_PLACES = 8, 32     -- of queues
 local HOPPER_SMEM_BYTES = arch.get("sm_90").smem_block_bytes
 
--- Registers a thread of the producer's warpgroup and of a consumer, by the number of consumer warpgroups: they share out
--- what the block is launched with. Two consumers leave the producer more where they need not all.
+-- Registers a thread of the planner's warpgroup and of a consumer, by the number of consumer warpgroups: they share out what
+-- the block is launched with. Two consumers leave the planner more where they need not all, and all do where it classifies tiles.
 local HOPPER_REGISTERS = {{40, 232}, {40, 232}, {32, 160}, {32, 112}}
 local HOPPER_FULL_REGISTERS = {24, 240}
-local HOPPER_WIDE_WALK_REGISTERS = {56, 224} -- of two consumers where the walk is wide
+local HOPPER_CLASSIFY_REGISTERS = {{56, 224}, {56, 224}, {56, 152}, {64, 104}}
 
 -- Boxes side by side that hold a row of `depth` columns.
 local function chunks(depth) return (depth + BOX_COLUMNS - 1) // BOX_COLUMNS end
@@ -287,7 +286,7 @@ end
 
 -- Beside these: addresses, row statistics, what a score needs, exponents on their way where there are two sets of P, and ends
 -- of further spans of keys. Read off the compiled kernels of tests/test_kernels.c.
-local HOPPER_OTHER_REGISTERS, HOPPER_SCORE_REGISTERS, HOPPER_KEYS_A_REGISTER, HOPPER_SPAN_REGISTERS = 32, 16, 10, 4
+local HOPPER_OTHER_REGISTERS, HOPPER_SCORE_REGISTERS, HOPPER_KEYS_A_REGISTER, HOPPER_SPAN_REGISTERS = 32, 24, 10, 4
 
 -- Registers that a consumer needs in all.
 function kernel.hopper_needed(problem, s)
@@ -296,14 +295,10 @@ function kernel.hopper_needed(problem, s)
         + HOPPER_SPAN_REGISTERS * ((functions.uses(problem).num_spans or 1) - 1)
 end
 
--- Whether the walk is more than one span of tiles, which takes the producer more registers.
-function kernel.hopper_wide_walk(problem) return functions.uses(problem).num_spans ~= 1 end
-
 function kernel.hopper_registers(problem, s)
     local usual = HOPPER_REGISTERS[s.tile_q // 64]
-    if s.tile_q > 128 then return usual end
-    if kernel.hopper_wide_walk(problem) then return HOPPER_WIDE_WALK_REGISTERS end
-    return kernel.hopper_needed(problem, s) > usual[2] and HOPPER_FULL_REGISTERS or usual
+    if problem.mask and functions.uses(problem).walk ~= "range" then return HOPPER_CLASSIFY_REGISTERS[s.tile_q // 64] end
+    return s.tile_q <= 128 and kernel.hopper_needed(problem, s) > usual[2] and HOPPER_FULL_REGISTERS or usual
 end
 
 -- Bytes of a kernel's regions of shared memory, and of O, which leaves through it where that has room.
@@ -358,7 +353,7 @@ function hopper.forward(problem, s)
             {"depth_qk", d, "head dim of q and k rounded up to one wgmma"},
             {"depth_v", dv, "the same of v and o"},
             {"chunks_qk", chunks(d), "boxes of 64 columns of q and k"},
-            {"chunks_v", chunks(dv), "the same of v"},
+            {"chunks_v", chunks(dv), "the same of v and o"},
             {"head_dim_v", problem.dv, "of v and o as they are"},
             {"loads_qk", chunks(d) // box_chunks(problem.d), "copies that load a tile of q or k"},
             {"loads_v", chunks(dv) // box_chunks(problem.dv), "the same of v"},
@@ -377,7 +372,7 @@ function hopper.forward(problem, s)
             {"q_bytes", bytes.q // s.q_buffers, "of a buffer of queries"},
             {"k_bytes", bytes.k // s.stages, "of a tile of keys"},
             {"v_bytes", bytes.v // s.stages, "of a tile of values"},
-            {"producer_registers", registers[1], "a thread"},
+            {"other_registers", registers[1], "a thread of the others"},
             {"consumer_registers", registers[2], "a thread"},
         }, seen_constants(s.tile_k // MMA_N)),
         shared = hopper_shared(bytes),

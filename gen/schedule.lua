@@ -129,8 +129,6 @@ local function registers(problem, pass, s, a)
     return needed
 end
 
-local HOPPER_WALK_REGISTERS = 32 -- of the producer where its walk is wide
-
 local HOST_MOST_ROWS = 512              -- of a tile: bounds the scratch memory of a thread
 local HOST_CACHE_BYTES = 512 * 1024     -- the part of a core's L2 cache that scratch memory may fill
 local HOST_LANES = 16                   -- multiply-adds a cycle: AVX-512 on one port, AVX2 on two
@@ -199,12 +197,6 @@ local RULES = {
             local needed = kernel.hopper_needed(problem, s)
             if needed <= limit then return nil end
             return ("needs about %d registers a thread, %d consumer warpgroups leave %d"):format(needed, s.tile_q // 64, limit)
-        end},
-        {nil, function(s, problem)
-            local registers = kernel.hopper_registers(problem, s)[1]
-            if registers >= HOPPER_WALK_REGISTERS or not kernel.hopper_wide_walk(problem) then return nil end
-            return ("the walk of this mask needs %d registers a thread of the producer, %d consumer warpgroups leave %d"):format(
-                HOPPER_WALK_REGISTERS, s.tile_q // 64, registers)
         end},
         {nil, function(s, problem, pass, a)
             local bytes = kernel.smem_bytes(problem, pass, "hopper", s)

@@ -607,8 +607,10 @@ static const struct {
      "barrier_wait(bar_plan_empty(smem, place), (count / plan_places & 1) ^ 1);", ""},
     {"values are multiplied before they have been searched",
      "barrier_wait(bar_checked(smem, stage.index), stage.parity);", ""},
-    {"queries are overwritten while they are read", "barrier_wait(bar_q_empty(smem, buffer), (turn / q_buffers & 1) ^ 1);", ""},
+    {"queries are overwritten while they are read", "barrier_wait(bar_q_empty(smem, buffer), (nth / q_buffers & 1) ^ 1);", ""},
     {"a tile that is full for one warpgroup alone spoils nothing there", "note_spoilt(consumer, what_before, before);", ""},
+    {"the last tile that is full for one warpgroup alone spoils nothing", "note_spoilt(consumer, what, stage);", ""},
+    {"what a work spoils is spoilt in the next", "if (word < 8) consumer->spoilt[word] = 0;", ""},
     {"two sets of P are one", "full_tile(o, p_other, p, ", "full_tile(o, p, p, "},
 };
 
@@ -617,7 +619,8 @@ static void faults_are_found(void **state) {
     enum { NUM_TRIES = 12 };
     int num_not_found = 0;
     run runs[] = {RUN(1, 2, 1, 300, 600, 1, 1, .num_not_finite = 9),
-                  RUN(1, 8, 1, 300, 20, 1, 1, .num_not_finite = 9)}; /* long works and short ones */
+                  RUN(1, 8, 1, 300, 20, 1, 1, .num_not_finite = 9),
+                  RUN(1, 2, 1, 128, 128, 1, 1, .num_not_finite = 3)}; /* long works, short ones, one of each class */
     for (size_t i = 0; i < COUNT(FAULTS); i++) {
         loom_plan *plan = plan_of("bf16 d=64 causal",
                                   "tile=128x64 stages=2 q_buffers=1 q_registers=0 p_sets=2 ping_pong=1");

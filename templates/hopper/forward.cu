@@ -61,10 +61,10 @@ constexpr unsigned is_last = 1u << 16, is_first = 1u << 17;
 // What the planner tells the loader; a queue of plan_places.
 typedef struct Plan {
     Tile tile;
-    int turn;  // of the tile's work; -1: there are no more
+    int nth;  // work of the block that the tile is of; -1: there are no more
 } Plan;
 
-// A stage of the ring of keys and values, and the parity of the present turn.
+// A stage of the ring of keys and values, and the parity of the present round.
 typedef struct Stage {
     int index, parity;
 } Stage;
@@ -96,12 +96,12 @@ static __device__ __forceinline__ unsigned bar_checked(unsigned smem, int stage)
 
 // -- Planner: one warp finds the works of the block and the tiles that they visit --------------------------------
 
-static __device__ __forceinline__ void push_plan(unsigned smem, Plan *plans, int count, int tile, unsigned what, int turn) {
+static __device__ __forceinline__ void push_plan(unsigned smem, Plan *plans, unsigned count, int tile, unsigned what, int nth) {
     const int place = count % plan_places;
     barrier_wait(bar_plan_empty(smem, place), (count / plan_places & 1) ^ 1);
     plans[place].tile.index = tile;
     plans[place].tile.what = what;
-    plans[place].turn = turn;
+    plans[place].nth = nth;
     barrier_arrive(bar_plan_full(smem, place));
 }
 
@@ -109,13 +109,14 @@ static __device__ __forceinline__ void push_plan(unsigned smem, Plan *plans, int
 //@ text("static __device__ __forceinline__ void plan_tiles(const LoomArgs *args, unsigned smem, Plan *plans, Work *works" .. spans .. ") {")
     const bool leader = threadIdx.x % 32 == 0;
     const Rounds rounds = rounds_of(args);
-    int count = 0, turn = 0;
+    unsigned count = 0;
+    int nth = 0;
     for (int round = 0; round < rounds.count; ++round) {
         Work found;
         if (!work_of(args, &rounds, round, &found)) continue;
-        // From the work that a consumer ends to this one there are not more than tiles in the queue and in the ring of
-        // stages: fewer than work_places.
-        Work *work = &works[turn % work_places];
+        // Free: at most plan_places + 2 works lie between the last one whose queries are being loaded and this one, and
+        // those are loaded when all consumers are within q_buffers works of them.
+        Work *work = &works[nth % work_places];
         if (leader) *work = found;
         __syncwarp();
 //@ if walk == "range" then
@@ -129,21 +130,21 @@ static __device__ __forceinline__ void push_plan(unsigned smem, Plan *plans, int
             Visit next = visit;
             if (visit.tile >= 0) next = walk_next(args, work, &walk);
             const unsigned what = visit.classes | first | (next.tile < 0 ? is_last : next.classes << next_class);
-            if (leader) push_plan(smem, plans, count, visit.tile, what, turn);
+            if (leader) push_plan(smem, plans, count, visit.tile, what, nth);
             ++count;
             first = 0;
             visit = next;
         } while (visit.tile >= 0);
-        ++turn;
+        ++nth;
     }
     if (leader) push_plan(smem, plans, count, -1, 0, -1);
 }
 
 // -- Loader: one thread starts all loads --------------------------------------------------------------------------
 
-static __device__ __forceinline__ void load_q(const LoomArgs *args, const Work *work, unsigned smem, int turn) {
-    const int buffer = turn % q_buffers;
-    barrier_wait(bar_q_empty(smem, buffer), (turn / q_buffers & 1) ^ 1);
+static __device__ __forceinline__ void load_q(const LoomArgs *args, const Work *work, unsigned smem, int nth) {
+    const int buffer = nth % q_buffers;
+    barrier_wait(bar_q_empty(smem, buffer), (nth / q_buffers & 1) ^ 1);
     barrier_expect(bar_q_full(smem, buffer), chunks_qk * tile_q * 128);
 #pragma unroll
     for (int i = 0; i < loads_qk; ++i) {
@@ -153,10 +154,10 @@ static __device__ __forceinline__ void load_q(const LoomArgs *args, const Work *
 }
 
 // Tells the consumers that there is no further work.
-static __device__ __forceinline__ void end_works(unsigned smem, Work *works, int turn) {
-    const int buffer = turn % q_buffers;
-    barrier_wait(bar_q_empty(smem, buffer), (turn / q_buffers & 1) ^ 1);
-    works[turn % work_places].tile = -1;
+static __device__ __forceinline__ void end_works(unsigned smem, Work *works, int nth) {
+    const int buffer = nth % q_buffers;
+    barrier_wait(bar_q_empty(smem, buffer), (nth / q_buffers & 1) ^ 1);
+    works[nth % work_places].tile = -1;
     barrier_arrive(bar_q_full(smem, buffer));
 }
 
@@ -175,21 +176,21 @@ static __device__ __forceinline__ void end_works(unsigned smem, Work *works, int
 
 //@ text("static __device__ __forceinline__ void load(const LoomArgs *args, unsigned smem, const Plan *plans, Tile *tiles, Work *works" .. values_of_type .. ") {")
     Stage stage = {0, 1};
-    int turn = 0;
-    for (int count = 0;; ++count) {
+    int nth = -1;
+    for (unsigned count = 0;; ++count) {
         const int place = count % plan_places;
         barrier_wait(bar_plan_full(smem, place), count / plan_places & 1);
         const Plan plan = plans[place];
         barrier_arrive(bar_plan_empty(smem, place));
-        if (plan.turn < 0) break;
-        turn = plan.turn;
-        const Work *work = &works[turn % work_places];
+        if (plan.nth < 0) break;
+        nth = plan.nth;
+        const Work *work = &works[nth % work_places];
         barrier_wait(bar_k_empty(smem, stage.index), stage.parity);
         tiles[stage.index] = plan.tile;
         load_keys(smem, args, work, plan.tile.index, stage.index);
         // values are needed a tile later
         if (plan.tile.what & is_first) {
-            load_q(args, work, smem, turn);
+            load_q(args, work, smem, nth);
         } else {
             //@ text("load_values_of(smem, args, work, tiles, stage_before(stage)" .. values .. ");")
         }
@@ -198,7 +199,7 @@ static __device__ __forceinline__ void end_works(unsigned smem, Work *works, int
         }
         stage_next(&stage);
     }
-    end_works(smem, works, turn + 1);
+    end_works(smem, works, nth + 1);
 //@ if has_mask then
     barrier_wait(bar_v_empty(smem, stage.index), stage.parity);
     values[stage.index].what = search_ends;
@@ -277,7 +278,8 @@ static __device__ __forceinline__ void note_spoilt(const Consumer *consumer, uns
         barrier_wait(bar_checked(consumer->smem, stage.index), stage.parity);
         found = anything_found(values);
     }
-    if (!__any_sync(~0u, found)) return;  // a vote: the compiler knows that warps stay together, and keeps operands in uniform registers
+    // A vote: the compiler knows that warps stay together, and keeps operands in uniform registers.
+    if (!__any_sync(~0u, found)) return;
     const int word = threadIdx.x % 32;
     if (word < 8) consumer->spoilt[word] |= values->nonfinite[0].columns[word] | values->nonfinite[1].columns[word];
     __syncwarp();
@@ -416,7 +418,7 @@ static __device__ __forceinline__ float exponent_base(float reference, float to_
 }
 
 // P of a tile and this thread's part of its row sums. An exact row's reference is subtracted before the scale multiplies: at
-// 1e11 a rounded product would no longer cancel. The others get the same bits as in full_tile.
+// 1e11 a rounded product would no longer cancel. The others get the same bits as the first time.
 static __device__ __forceinline__ void exponentials(const float (&s)[tile_k / 2], unsigned (&p)[tile_k / 4], const Rows *rows, float to_log2,
                                                     const bool (&exact)[2], float (&part)[2]) {
 #pragma unroll
@@ -440,7 +442,7 @@ static __device__ __forceinline__ bool any_of_row(bool condition) {
     return quad & 15;
 }
 
-// Waits for the keys of a tile; what the producer tells of it.
+// Waits for the keys of a tile; what is told of it.
 static __device__ __forceinline__ unsigned await_tile(const Consumer *consumer, Stage stage) {
     barrier_wait(bar_k_full(consumer->smem, stage.index), stage.parity);
     return from_lane_0(in_lane_0(&consumer->tiles[stage.index].what));
@@ -494,11 +496,11 @@ static __device__ __forceinline__ void hide_unseen(float (&s)[tile_k / 2], const
 //@ text("static __device__ __forceinline__ void lone_tile(float (&o)[depth_v / 2], unsigned (&p)[tile_k / 4],")
 //@ elseif overlap then
 // A full tile after another tile: starts S of this one and O += P V of the one before, which runs under the exponentials.
-// Returns what the producer tells of it; moves on to the next stage.
+// Returns what is told of it; moves on to the next stage.
 //@ text("static __device__ __forceinline__ unsigned full_tile(float (&o)[depth_v / 2], unsigned (&p)[tile_k / 4], const unsigned (&p_before)[tile_k / 4],")
 //@ else
-// A full tile after another tile: S of this one and O += P V of the one before, then the exponentials. Returns what the
-// producer tells of it; moves on to the next stage.
+// A full tile after another tile: S of this one and O += P V of the one before, then the exponentials. Returns what is
+// told of it; moves on to the next stage.
 //@ text("static __device__ __forceinline__ unsigned full_tile(float (&o)[depth_v / 2], unsigned (&p)[tile_k / 4],")
 //@ end
 //@ text("                                                 Rows *rows, " .. q_type .. ", const Consumer *consumer, const Work *work, " .. (alone and "unsigned what, Stage stage" or "unsigned what_before, Stage *next") .. ") {")
@@ -592,7 +594,7 @@ static __device__ __forceinline__ void hide_unseen(float (&s)[tile_k / 2], const
     const bool searched = !is_full(what);
 //@     end
     if (searched) {
-        barrier_wait(bar_v_full(smem, stage.index), stage.parity);  // then the search before this stage's last has ended: not all wait for it
+        barrier_wait(bar_v_full(smem, stage.index), stage.parity);  // so the stage's search before has ended: not all wait for it
         barrier_wait(bar_checked(smem, stage.index), stage.parity);
         found = anything_found(values);
     }
@@ -713,12 +715,11 @@ static __device__ __forceinline__ void store_o(const float (&o)[depth_v / 2], co
 //@ if c.ping_pong == 1 then
     if (warpgroup == warpgroups - 1) turn_give(warpgroup);  // the first warpgroup begins
 //@ end
-    int turn = 0;
-    for (;; ++turn) {
+    for (int nth = 0;; ++nth) {
         // [1] queries
-        const int buffer = uniform(turn % q_buffers);
-        barrier_wait(bar_q_full(smem, buffer), turn / q_buffers & 1);
-        const int tile_of_q = works[turn % work_places].tile;
+        const int buffer = uniform(nth % q_buffers);
+        barrier_wait(bar_q_full(smem, buffer), nth / q_buffers & 1);
+        const int tile_of_q = works[nth % work_places].tile;
         if (uniform(tile_of_q) < 0) break;
         consumer.row = tile_of_q * tile_q + 64 * warpgroup + 16 * warp + lane / 4;
         stage.index = uniform(stage.index);
@@ -743,7 +744,7 @@ static __device__ __forceinline__ void store_o(const float (&o)[depth_v / 2], co
         for (int i = 0; i < depth_v / 2; ++i) o[i] = 0;
 
         // [2] tiles from the last key back
-        const Work *of_work = &works[turn % work_places];
+        const Work *of_work = &works[nth % work_places];
         unsigned what;
 //@ if c.p_sets == 2 then
         unsigned p_other[tile_k / 4];  // P of neighbours has places of its own, since one is read while the other is made
@@ -775,7 +776,7 @@ static __device__ __forceinline__ void store_o(const float (&o)[depth_v / 2], co
                     finish_pv(o, ${names[1]}, &consumer, what, stage_before(stage));
                     break;
                 }
-//@ text("what = full_tile(o, " .. names[2] .. ", &rows, q, &consumer, of_work, what, &stage);")
+                //@ text("what = full_tile(o, " .. names[2] .. ", &rows, q, &consumer, of_work, what, &stage);")
 //@ end
             }
         } while (!(what & is_last));
@@ -830,7 +831,7 @@ extern "C" __global__ void __launch_bounds__(threads, 1) ${symbol}(const __grid_
     }
     __syncthreads();
     if (threadIdx.x < 128) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 ${c.producer_registers};");
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 ${c.other_registers};");
 //@ if has_mask then
         Values *values = (Values *)(shared + smem_values);
 //@ end
@@ -844,7 +845,7 @@ extern "C" __global__ void __launch_bounds__(threads, 1) ${symbol}(const __grid_
         if (threadIdx.x / 32 == 1) plan_tiles(&args, smem, plans, works);
 //@ end
 //@ if has_mask then
-        if (threadIdx.x >= 64) search(&args, smem, values);
+        if (threadIdx.x >= 64) search(smem, values);
 //@ end
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 ${c.consumer_registers};");

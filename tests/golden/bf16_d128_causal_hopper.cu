@@ -3,7 +3,7 @@
 // Computes   O = softmax(S) V, LSE = ln(sum exp S)
 // Problem    bf16 d=128 mask={k <= q}
 // Schedule   tile=128x128 stages=2 q_buffers=1 q_registers=1 p_sets=1 ping_pong=1, variant tma
-// Launch     grid batch * heads_q * ceil(seq_q / 128) or one block a multiprocessor, block 384 threads, dynamic shared memory 198784 bytes
+// Launch     grid batch * heads_q * ceil(seq_q / 128), at most one block a multiprocessor, block 384 threads, dynamic shared memory 198784 bytes
 // Shared          0  q [q_buffers][chunks_qk][tile_q][64]
 //             32768  k [stages][chunks_qk][tile_k][64]
 //             98304  v [stages][chunks_v][tile_k][64]
@@ -20,7 +20,7 @@
 constexpr int depth_qk = 128;  // head dim of q and k rounded up to one wgmma
 constexpr int depth_v = 128;  // the same of v and o
 constexpr int chunks_qk = 2;  // boxes of 64 columns of q and k
-constexpr int chunks_v = 2;  // the same of v
+constexpr int chunks_v = 2;  // the same of v and o
 constexpr int loads_qk = 1;  // copies that load a tile of q or k
 constexpr int loads_v = 1;  // the same of v
 constexpr int tile_q = 128;  // queries of a tile
@@ -193,7 +193,7 @@ static __device__ __forceinline__ void turn_give(int warpgroup) {
 }
 
 // Copies by the TMA unit of boxes of 64 columns, which lie in shared memory as rows of 128 bytes: 16-byte chunk c of
-// row r at chunk c ^ (r % 8). Rows and columns outside the tensor are read as zero. Where the head dim is
+// row r at chunk c ^ (r % 8). Rows and columns outside the tensor are read as zero and not written. Where the head dim is
 // a multiple of 64 the maps that are read hold all its boxes, and one copy moves them, one behind the other.
 static __device__ __forceinline__ void load_box(unsigned smem, const LoomMap *map, int column, int row, int head, int batch,
                                                 unsigned barrier) {
@@ -277,7 +277,7 @@ static __device__ __forceinline__ Walk walk_begin(const LoomArgs *args, const Wo
     walk.first = __reduce_min_sync(~0u, first);
     walk.tile = __reduce_max_sync(~0u, last);
     walk.full_lo = __reduce_max_sync(~0u, of_lane.inner_lo);
-    walk.full_hi = max(__reduce_min_sync(~0u, of_lane.inner_hi), walk.full_lo - 1);
+    walk.full_hi = __reduce_min_sync(~0u, of_lane.inner_hi);
     return walk;
 }
 
@@ -460,10 +460,10 @@ constexpr unsigned is_last = 1u << 16, is_first = 1u << 17;
 // What the planner tells the loader; a queue of plan_places.
 typedef struct Plan {
     Tile tile;
-    int turn;  // of the tile's work; -1: there are no more
+    int nth;  // work of the block that the tile is of; -1: there are no more
 } Plan;
 
-// A stage of the ring of keys and values, and the parity of the present turn.
+// A stage of the ring of keys and values, and the parity of the present round.
 typedef struct Stage {
     int index, parity;
 } Stage;
@@ -490,7 +490,7 @@ static __device__ __forceinline__ unsigned bar_plan_empty(unsigned smem, int pla
 static __device__ __forceinline__ unsigned bar_checked(unsigned smem, int stage) { return smem + smem_checked + 8 * stage; }
 
 // A key that a row does not see may hold inf or NaN, yet its weight 0 would make NaN of it in a product of tiles. So
-// where not all see a tile, two warps beside the producer search its values: what is not finite is noted and cleared, and
+// where not all see a tile, two warps beside the planner search its values: what is not finite is noted and cleared, and
 // rows that do see some get NaN in its columns.
 
 constexpr int searchers = 2;  // warps
@@ -548,7 +548,7 @@ static __device__ __forceinline__ void search_part(Values *values, unsigned smem
 }
 
 // A searcher's way through the stages: every tile passes by, as its turn to be emptied counts all.
-static __device__ __forceinline__ void search(const LoomArgs *args, unsigned smem, Values *values) {
+static __device__ __forceinline__ void search(unsigned smem, Values *values) {
     const int searcher = threadIdx.x / 32 - 2;
     Stage stage = {0, 0};
     for (;;) {
@@ -556,7 +556,7 @@ static __device__ __forceinline__ void search(const LoomArgs *args, unsigned sme
         const unsigned what = from_lane_0(in_lane_0(&values[stage.index].what));
         if (what == search_ends) break;
         if (what == searching) search_part(&values[stage.index], smem + smem_v + stage.index * v_bytes, searcher);
-        barrier_wait(bar_checked(smem, stage.index), stage.parity ^ 1);  // nobody else waits where all or none see the tile
+        barrier_wait(bar_checked(smem, stage.index), stage.parity ^ 1);  // passes; consumers do not wait for every phase, but one must
         __syncwarp();
         if (threadIdx.x % 32 == 0) {
             barrier_arrive(bar_checked(smem, stage.index));
@@ -600,25 +600,26 @@ static __device__ __forceinline__ void spoil(float (&o)[depth_v / 2], const unsi
 
 // -- Planner: one warp finds the works of the block and the tiles that they visit --------------------------------
 
-static __device__ __forceinline__ void push_plan(unsigned smem, Plan *plans, int count, int tile, unsigned what, int turn) {
+static __device__ __forceinline__ void push_plan(unsigned smem, Plan *plans, unsigned count, int tile, unsigned what, int nth) {
     const int place = count % plan_places;
     barrier_wait(bar_plan_empty(smem, place), (count / plan_places & 1) ^ 1);
     plans[place].tile.index = tile;
     plans[place].tile.what = what;
-    plans[place].turn = turn;
+    plans[place].nth = nth;
     barrier_arrive(bar_plan_full(smem, place));
 }
 
 static __device__ __forceinline__ void plan_tiles(const LoomArgs *args, unsigned smem, Plan *plans, Work *works, Spans *spans) {
     const bool leader = threadIdx.x % 32 == 0;
     const Rounds rounds = rounds_of(args);
-    int count = 0, turn = 0;
+    unsigned count = 0;
+    int nth = 0;
     for (int round = 0; round < rounds.count; ++round) {
         Work found;
         if (!work_of(args, &rounds, round, &found)) continue;
-        // From the work that a consumer ends to this one there are not more than tiles in the queue and in the ring of
-        // stages: fewer than work_places.
-        Work *work = &works[turn % work_places];
+        // Free: at most plan_places + 2 works lie between the last one whose queries are being loaded and this one, and
+        // those are loaded when all consumers are within q_buffers works of them.
+        Work *work = &works[nth % work_places];
         if (leader) *work = found;
         __syncwarp();
         Walk walk = walk_begin(args, work, spans);
@@ -628,21 +629,21 @@ static __device__ __forceinline__ void plan_tiles(const LoomArgs *args, unsigned
             Visit next = visit;
             if (visit.tile >= 0) next = walk_next(args, work, &walk);
             const unsigned what = visit.classes | first | (next.tile < 0 ? is_last : next.classes << next_class);
-            if (leader) push_plan(smem, plans, count, visit.tile, what, turn);
+            if (leader) push_plan(smem, plans, count, visit.tile, what, nth);
             ++count;
             first = 0;
             visit = next;
         } while (visit.tile >= 0);
-        ++turn;
+        ++nth;
     }
     if (leader) push_plan(smem, plans, count, -1, 0, -1);
 }
 
 // -- Loader: one thread starts all loads --------------------------------------------------------------------------
 
-static __device__ __forceinline__ void load_q(const LoomArgs *args, const Work *work, unsigned smem, int turn) {
-    const int buffer = turn % q_buffers;
-    barrier_wait(bar_q_empty(smem, buffer), (turn / q_buffers & 1) ^ 1);
+static __device__ __forceinline__ void load_q(const LoomArgs *args, const Work *work, unsigned smem, int nth) {
+    const int buffer = nth % q_buffers;
+    barrier_wait(bar_q_empty(smem, buffer), (nth / q_buffers & 1) ^ 1);
     barrier_expect(bar_q_full(smem, buffer), chunks_qk * tile_q * 128);
 #pragma unroll
     for (int i = 0; i < loads_qk; ++i) {
@@ -652,10 +653,10 @@ static __device__ __forceinline__ void load_q(const LoomArgs *args, const Work *
 }
 
 // Tells the consumers that there is no further work.
-static __device__ __forceinline__ void end_works(unsigned smem, Work *works, int turn) {
-    const int buffer = turn % q_buffers;
-    barrier_wait(bar_q_empty(smem, buffer), (turn / q_buffers & 1) ^ 1);
-    works[turn % work_places].tile = -1;
+static __device__ __forceinline__ void end_works(unsigned smem, Work *works, int nth) {
+    const int buffer = nth % q_buffers;
+    barrier_wait(bar_q_empty(smem, buffer), (nth / q_buffers & 1) ^ 1);
+    works[nth % work_places].tile = -1;
     barrier_arrive(bar_q_full(smem, buffer));
 }
 
@@ -691,21 +692,21 @@ static __device__ __forceinline__ void load_values_of(unsigned smem, const LoomA
 
 static __device__ __forceinline__ void load(const LoomArgs *args, unsigned smem, const Plan *plans, Tile *tiles, Work *works, Values *values) {
     Stage stage = {0, 1};
-    int turn = 0;
-    for (int count = 0;; ++count) {
+    int nth = -1;
+    for (unsigned count = 0;; ++count) {
         const int place = count % plan_places;
         barrier_wait(bar_plan_full(smem, place), count / plan_places & 1);
         const Plan plan = plans[place];
         barrier_arrive(bar_plan_empty(smem, place));
-        if (plan.turn < 0) break;
-        turn = plan.turn;
-        const Work *work = &works[turn % work_places];
+        if (plan.nth < 0) break;
+        nth = plan.nth;
+        const Work *work = &works[nth % work_places];
         barrier_wait(bar_k_empty(smem, stage.index), stage.parity);
         tiles[stage.index] = plan.tile;
         load_keys(smem, args, work, plan.tile.index, stage.index);
         // values are needed a tile later
         if (plan.tile.what & is_first) {
-            load_q(args, work, smem, turn);
+            load_q(args, work, smem, nth);
         } else {
             load_values_of(smem, args, work, tiles, stage_before(stage), values);
         }
@@ -714,7 +715,7 @@ static __device__ __forceinline__ void load(const LoomArgs *args, unsigned smem,
         }
         stage_next(&stage);
     }
-    end_works(smem, works, turn + 1);
+    end_works(smem, works, nth + 1);
     barrier_wait(bar_v_empty(smem, stage.index), stage.parity);
     values[stage.index].what = search_ends;
     barrier_arrive(bar_v_full(smem, stage.index));
@@ -853,7 +854,7 @@ static __device__ __forceinline__ float exponent_base(float reference, float to_
 }
 
 // P of a tile and this thread's part of its row sums. An exact row's reference is subtracted before the scale multiplies: at
-// 1e11 a rounded product would no longer cancel. The others get the same bits as in full_tile.
+// 1e11 a rounded product would no longer cancel. The others get the same bits as the first time.
 static __device__ __forceinline__ void exponentials(const float (&s)[tile_k / 2], unsigned (&p)[tile_k / 4], const Rows *rows, float to_log2,
                                                     const bool (&exact)[2], float (&part)[2]) {
 #pragma unroll
@@ -877,7 +878,7 @@ static __device__ __forceinline__ bool any_of_row(bool condition) {
     return quad & 15;
 }
 
-// Waits for the keys of a tile; what the producer tells of it.
+// Waits for the keys of a tile; what is told of it.
 static __device__ __forceinline__ unsigned await_tile(const Consumer *consumer, Stage stage) {
     barrier_wait(bar_k_full(consumer->smem, stage.index), stage.parity);
     return from_lane_0(in_lane_0(&consumer->tiles[stage.index].what));
@@ -948,6 +949,7 @@ static __device__ __forceinline__ void lone_tile(float (&o)[depth_v / 2], unsign
     const Values *values = &consumer->values[stage.index];
     const bool searched = !is_full(what);
     if (searched) {
+        barrier_wait(bar_v_full(smem, stage.index), stage.parity);  // so the stage's search before has ended: not all wait for it
         barrier_wait(bar_checked(smem, stage.index), stage.parity);
         found = anything_found(values);
     }
@@ -957,8 +959,8 @@ static __device__ __forceinline__ void lone_tile(float (&o)[depth_v / 2], unsign
     }
 }
 
-// A full tile after another tile: S of this one and O += P V of the one before, then the exponentials. Returns what the
-// producer tells of it; moves on to the next stage.
+// A full tile after another tile: S of this one and O += P V of the one before, then the exponentials. Returns what is
+// told of it; moves on to the next stage.
 static __device__ __forceinline__ unsigned full_tile(float (&o)[depth_v / 2], unsigned (&p)[tile_k / 4],
                                                  Rows *rows, const unsigned (&q)[depth_qk / 4], const Consumer *consumer, const Work *work, unsigned what_before, Stage *next) {
     const unsigned smem = consumer->smem;
@@ -1052,12 +1054,11 @@ static __device__ __forceinline__ void consume(const LoomArgs *args, unsigned sm
     consumer.values = values;
     Stage stage = {0, 0};
     if (warpgroup == warpgroups - 1) turn_give(warpgroup);  // the first warpgroup begins
-    int turn = 0;
-    for (;; ++turn) {
+    for (int nth = 0;; ++nth) {
         // [1] queries
-        const int buffer = uniform(turn % q_buffers);
-        barrier_wait(bar_q_full(smem, buffer), turn / q_buffers & 1);
-        const int tile_of_q = works[turn % work_places].tile;
+        const int buffer = uniform(nth % q_buffers);
+        barrier_wait(bar_q_full(smem, buffer), nth / q_buffers & 1);
+        const int tile_of_q = works[nth % work_places].tile;
         if (uniform(tile_of_q) < 0) break;
         consumer.row = tile_of_q * tile_q + 64 * warpgroup + 16 * warp + lane / 4;
         stage.index = uniform(stage.index);
@@ -1078,7 +1079,7 @@ static __device__ __forceinline__ void consume(const LoomArgs *args, unsigned sm
         for (int i = 0; i < depth_v / 2; ++i) o[i] = 0;
 
         // [2] tiles from the last key back
-        const Work *of_work = &works[turn % work_places];
+        const Work *of_work = &works[nth % work_places];
         unsigned what;
         do {
             what = await_tile(&consumer, stage);
@@ -1096,7 +1097,7 @@ static __device__ __forceinline__ void consume(const LoomArgs *args, unsigned sm
                     finish_pv(o, p, &consumer, what, stage_before(stage));
                     break;
                 }
-what = full_tile(o, p, &rows, q, &consumer, of_work, what, &stage);
+                what = full_tile(o, p, &rows, q, &consumer, of_work, what, &stage);
             }
         } while (!(what & is_last));
 
@@ -1146,7 +1147,7 @@ extern "C" __global__ void __launch_bounds__(threads, 1) attnloom_forward(const 
             load(&args, smem, plans, tiles, works, values);
         }
         if (threadIdx.x / 32 == 1) plan_tiles(&args, smem, plans, works, (Spans *)(shared + smem_spans));
-        if (threadIdx.x >= 64) search(&args, smem, values);
+        if (threadIdx.x >= 64) search(smem, values);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
         consume(&args, smem, tiles, works, (const Values *)(shared + smem_values));

@@ -1,6 +1,6 @@
 //@ local zero_fma = dtype == "bf16" and "fma.rn.bf16x2" or "fma.rn.f16x2"
 // A key that a row does not see may hold inf or NaN, yet its weight 0 would make NaN of it in a product of tiles. So
-// where not all see a tile, two warps beside the producer search its values: what is not finite is noted and cleared, and
+// where not all see a tile, two warps beside the planner search its values: what is not finite is noted and cleared, and
 // rows that do see some get NaN in its columns.
 
 constexpr int searchers = 2;  // warps
@@ -55,7 +55,7 @@ static __device__ __forceinline__ void search_part(Values *values, unsigned smem
 }
 
 // A searcher's way through the stages: every tile passes by, as its turn to be emptied counts all.
-static __device__ __forceinline__ void search(const LoomArgs *args, unsigned smem, Values *values) {
+static __device__ __forceinline__ void search(unsigned smem, Values *values) {
     const int searcher = threadIdx.x / 32 - 2;
     Stage stage = {0, 0};
     for (;;) {
@@ -63,7 +63,7 @@ static __device__ __forceinline__ void search(const LoomArgs *args, unsigned sme
         const unsigned what = from_lane_0(in_lane_0(&values[stage.index].what));
         if (what == search_ends) break;
         if (what == searching) search_part(&values[stage.index], smem + smem_v + stage.index * v_bytes, searcher);
-        barrier_wait(bar_checked(smem, stage.index), stage.parity ^ 1);  // nobody else waits where all or none see the tile
+        barrier_wait(bar_checked(smem, stage.index), stage.parity ^ 1);  // passes; consumers do not wait for every phase, but one must
         __syncwarp();
         if (threadIdx.x % 32 == 0) {
             barrier_arrive(bar_checked(smem, stage.index));

@@ -1,5 +1,5 @@
 // Copies by the TMA unit of boxes of 64 columns, which lie in shared memory as rows of 128 bytes: 16-byte chunk c of
-// row r at chunk c ^ (r % 8). Rows and columns outside the tensor are read as zero. Where the head dim is
+// row r at chunk c ^ (r % 8). Rows and columns outside the tensor are read as zero and not written. Where the head dim is
 // a multiple of 64 the maps that are read hold all its boxes, and one copy moves them, one behind the other.
 static __device__ __forceinline__ void load_box(unsigned smem, const LoomMap *map, int column, int row, int head, int batch,
                                                 unsigned barrier) {

@@ -48,7 +48,7 @@ static __device__ __forceinline__ int last_row(const Work *work, int warpgroup) 
 static __device__ __forceinline__ void walk_classify(const LoomArgs *args, const Work *work, Walk *walk) {
     const int tile = walk->base + threadIdx.x % 32;
     walk->classes = 0;
-#pragma unroll
+#pragma unroll 1  // the planner has few registers
     for (int w = 0; w < warpgroups; ++w) {
 //@ if walk == "range" then
         bool some = false, all = false;
@@ -104,7 +104,7 @@ static __device__ __forceinline__ Walk walk_begin(const LoomArgs *args, const Wo
     walk.first = __reduce_min_sync(~0u, first);
     walk.tile = __reduce_max_sync(~0u, last);
     walk.full_lo = __reduce_max_sync(~0u, of_lane.inner_lo);
-    walk.full_hi = max(__reduce_min_sync(~0u, of_lane.inner_hi), walk.full_lo - 1);
+    walk.full_hi = __reduce_min_sync(~0u, of_lane.inner_hi);
 //@ else
     walk.first = __reduce_min_sync(~0u, first);
     walk.base = __reduce_max_sync(~0u, last) - 31;
