@@ -492,7 +492,8 @@ static __device__ __forceinline__ void hide_unseen(float (&s)[tile_k / 2], const
 //@ for _, alone in ipairs {true, false} do
 //@ local overlap = not alone and c.p_sets == 2
 //@ if alone then
-// A tile with no product pending: the first that the warpgroup sees of a work, and every one that is not full. All that concerns a row is the same as in full_tile, so that its bits do not depend on which of them it meets.
+// A tile with no product pending: the first that the warpgroup sees of a work, and every one that is not full. All that
+// concerns a row is the same as in full_tile, so that its bits do not depend on which of them it meets.
 //@ text("static __device__ __forceinline__ void lone_tile(float (&o)[depth_v / 2], unsigned (&p)[tile_k / 4],")
 //@ elseif overlap then
 // A full tile after another tile: starts S of this one and O += P V of the one before, which runs under the exponentials.

@@ -911,7 +911,8 @@ static __device__ __forceinline__ void hide_unseen(float (&s)[tile_k / 2], const
     hide_by_spans(s, keys, column);
 }
 
-// A tile with no product pending: the first that the warpgroup sees of a work, and every one that is not full. All that concerns a row is the same as in full_tile, so that its bits do not depend on which of them it meets.
+// A tile with no product pending: the first that the warpgroup sees of a work, and every one that is not full. All that
+// concerns a row is the same as in full_tile, so that its bits do not depend on which of them it meets.
 static __device__ __forceinline__ void lone_tile(float (&o)[depth_v / 2], unsigned (&p)[tile_k / 4],
                                                  Rows *rows, const unsigned (&q)[depth_qk / 4], const Consumer *consumer, const Work *work, unsigned what, Stage stage) {
     const unsigned smem = consumer->smem;
