@@ -10,7 +10,7 @@ grid, workspace. Emission (emit.lua) and the runtime (descriptors, docs/design.m
   kernel.accumulators(problem, pass, schedule) -> f32 registers a thread holds through the main loop (target mma)
   kernel.smem_bytes(problem, pass, target, schedule) -> the most any kernel of the pass asks for
   kernel.hopper_needed(problem, schedule), kernel.hopper_registers(problem, schedule) -> registers that a consumer needs;
-                                                 {another's, consumer's} a thread has
+                                                 {that a thread of the planner's warpgroup has, of a consumer}
   kernel.hopper_o_shared(problem, schedule) -> whether O leaves through shared memory
 
 `schedule` is a table of integers, see schedule.lua. ]]
@@ -309,9 +309,9 @@ local function hopper_bytes(problem, s)
         q = s.q_buffers * s.tile_q * BOX_ROW_BYTES * chunks(d),
         k = s.stages * s.tile_k * BOX_ROW_BYTES * chunks(d),
         v = s.stages * s.tile_k * BOX_ROW_BYTES * chunks(dv),
-        barriers = 8 * (4 * s.stages + 2 * s.q_buffers + 2 * PLAN_PLACES),
+        barriers = 8 * ((problem.mask and 5 or 4) * s.stages + 2 * s.q_buffers + 2 * PLAN_PLACES),
         plans = 12 * PLAN_PLACES, tiles = 8 * s.stages, works = 32 * WORK_PLACES, spans = 16 * warpgroups * spans,
-        checked = problem.mask and 8 * s.stages or 0, values = problem.mask and (12 + 2 * 64) * s.stages or 0,
+        values = problem.mask and (12 + 2 * 64) * s.stages or 0,
         spoilt = problem.mask and s.p_sets == 2 and 4 * warpgroups * 32 or 0,
     }
     local total = 0
@@ -327,7 +327,7 @@ local HOPPER_REGIONS = {
     {"o", "[chunks_v][tile_q][64]"}, {"barriers", "of stages, of buffers of q, of plans"},
     {"plans", "[plan_places] tiles that the planner has found"}, {"tiles", "[stages] what the consumers are told of a tile"},
     {"works", "[work_places] what all are told of a work"}, {"spans", "[warpgroups][num_spans] of tiles that a work visits"},
-    {"checked", "barriers of stages: values have been searched"}, {"values", "[stages] what is known of a tile's values"},
+    {"values", "[stages] what is known of a tile's values"},
     {"spoilt", "[warps of consumers][8] columns of O that become NaN"},
 }
 

@@ -606,7 +606,7 @@ static const struct {
     {"a plan is overwritten before it is read",
      "barrier_wait(bar_plan_empty(smem, place), (count / plan_places & 1) ^ 1);", ""},
     {"values are multiplied before they have been searched",
-     "barrier_wait(bar_checked(smem, stage.index), stage.parity);", ""},
+     "barrier_wait(bar_checked(consumer->smem, stage.index), stage.parity);", ""},
     {"queries are overwritten while they are read", "barrier_wait(bar_q_empty(smem, buffer), (nth / q_buffers & 1) ^ 1);", ""},
     {"a tile that is full for one warpgroup alone spoils nothing there", "note_spoilt(consumer, what_before, before);", ""},
     {"the last tile that is full for one warpgroup alone spoils nothing", "note_spoilt(consumer, what, stage);", ""},

@@ -1,3 +1,6 @@
+//@ -- With two sets of P a tile that is full for a warpgroup is one for its loop of full tiles even if it is not full for all.
+//@ -- With one nothing would hide the question, in each tile, whether the one before was such a tile.
+//@ local own_class = has_mask and c.p_sets == 2
 //@ text(header)
 
 //@ text(constants)
@@ -46,7 +49,8 @@ constexpr float unset = -3.40282347e38f;  // reference of a row that has seen no
 // x, which is the same in all lanes, in a register of the uniform datapath.
 static __device__ __forceinline__ int uniform(int x) { return __reduce_max_sync(~0u, x); }
 
-// A word of shared memory as lane 0 reads it: the lane that tells when the word may be overwritten. Others have 0, for from_lane_0.
+// A word of shared memory in lane 0, the lane that tells when the word may be overwritten; 0 in the others. from_lane_0 gives
+// it to all, by another instruction than uniform: with one for both, operands leave the uniform datapath (nvrtc 13.0).
 static __device__ __forceinline__ unsigned in_lane_0(const volatile unsigned *word) { return threadIdx.x % 32 == 0 ? *word : 0; }
 static __device__ __forceinline__ unsigned from_lane_0(unsigned x) { return __reduce_or_sync(~0u, x); }
 
@@ -89,7 +93,7 @@ static __device__ __forceinline__ unsigned bar_q_empty(unsigned smem, int buffer
 static __device__ __forceinline__ unsigned bar_plan_full(unsigned smem, int place) { return bar_q_full(smem, 2 * q_buffers) + 8 * place; }
 static __device__ __forceinline__ unsigned bar_plan_empty(unsigned smem, int place) { return bar_plan_full(smem, place) + 8 * plan_places; }
 //@ if has_mask then
-static __device__ __forceinline__ unsigned bar_checked(unsigned smem, int stage) { return smem + smem_checked + 8 * stage; }
+static __device__ __forceinline__ unsigned bar_checked(unsigned smem, int stage) { return bar_plan_empty(smem, plan_places) + 8 * stage; }
 
 //@ part("careful")
 //@ end
@@ -216,7 +220,7 @@ typedef struct Consumer {
 //@ if has_mask then
     const Values *values;
 //@ end
-//@ if has_mask and c.p_sets == 2 then
+//@ if own_class then
     unsigned *spoilt;         // this warp's
 //@ end
     unsigned smem;
@@ -265,21 +269,26 @@ static __device__ __forceinline__ unsigned class_of(const Consumer *consumer, un
 // Whether a tile is full for all warpgroups.
 static __device__ __forceinline__ bool is_full(unsigned what) { return (what & 0xff) == all_full; }
 
-//@ -- A tile that is full for a warpgroup but not for all: where it is a lone tile, no product runs under its exponentials;
-//@ -- where it is not, every tile asks whether it was one, in a loop that with one set of P has nothing to hide that under.
-//@ local own_class = has_mask and c.p_sets == 2
+//@ if has_mask then
+// Whether the searchers have found something in the values of a tile, if they have looked.
+static __device__ __forceinline__ bool search_found(const Consumer *consumer, bool searched, Stage stage) {
+    bool found = false;
+    if (searched) {
+        barrier_wait(bar_v_full(consumer->smem, stage.index), stage.parity);  // so the stage's search before has ended: not all wait for it
+        barrier_wait(bar_checked(consumer->smem, stage.index), stage.parity);
+        found = anything_found(&consumer->values[stage.index]);
+    }
+    // A vote: the compiler knows that warps stay together, and keeps operands in uniform registers.
+    return __any_sync(~0u, found);
+}
+
+//@ end
 //@ if own_class then
 // After O += P V of a tile that is full for this warpgroup but not for all: what was not finite in V may have been cleared
 // before the product read it. All rows have seen it: the warp notes the columns until the work ends.
 static __device__ __forceinline__ void note_spoilt(const Consumer *consumer, unsigned what, Stage stage) {
-    bool found = false;
+    if (!search_found(consumer, class_of(consumer, what) == 2 && !is_full(what), stage)) return;
     const Values *values = &consumer->values[stage.index];
-    if (class_of(consumer, what) == 2 && !is_full(what)) {
-        barrier_wait(bar_checked(consumer->smem, stage.index), stage.parity);
-        found = anything_found(values);
-    }
-    // A vote: the compiler knows that warps stay together, and keeps operands in uniform registers.
-    if (!__any_sync(~0u, found)) return;
     const int word = threadIdx.x % 32;
     if (word < 8) consumer->spoilt[word] |= values->nonfinite[0].columns[word] | values->nonfinite[1].columns[word];
     __syncwarp();
@@ -297,7 +306,7 @@ static __device__ __forceinline__ void spoil_noted(float (&o)[depth_v / 2], cons
 
 //@ end
 // The last O += P V.
-static __device__ __forceinline__ void finish_pv(float (&o)[depth_v / 2], const unsigned (&p)[tile_k / 4], const Consumer *consumer, unsigned what, Stage stage) {
+//@ text("static __device__ __forceinline__ void finish_pv(float (&o)[depth_v / 2], const unsigned (&p)[tile_k / 4], const Consumer *consumer, " .. (own_class and "unsigned what, " or "") .. "Stage stage) {")
     barrier_wait(bar_v_full(consumer->smem, stage.index), stage.parity);
     start_pv(o, p, values_in(consumer, stage));
     wgmma_wait<0>();
@@ -504,7 +513,7 @@ static __device__ __forceinline__ void hide_unseen(float (&s)[tile_k / 2], const
 // told of it; moves on to the next stage.
 //@ text("static __device__ __forceinline__ unsigned full_tile(float (&o)[depth_v / 2], unsigned (&p)[tile_k / 4],")
 //@ end
-//@ text("                                                 Rows *rows, " .. q_type .. ", const Consumer *consumer, const Work *work, " .. (alone and "unsigned what, Stage stage" or "unsigned what_before, Stage *next") .. ") {")
+//@ text("                                                 Rows *rows, " .. q_type .. ", const Consumer *consumer, const Work *work, " .. (alone and "unsigned what, Stage stage" or own_class and "unsigned what_before, Stage *next" or "Stage *next") .. ") {")
     const unsigned smem = consumer->smem;
     const float to_log2 = consumer->to_log2;
 //@ if not alone then
@@ -587,21 +596,15 @@ static __device__ __forceinline__ void hide_unseen(float (&s)[tile_k / 2], const
     rows->sum[0] += part[0];
     rows->sum[1] += part[1];
 //@ if alone and has_mask then
-    bool found = false;
-    const Values *values = &consumer->values[stage.index];
 //@     if own_class then
     const bool searched = class_of(consumer, what) == 1;
 //@     else
     const bool searched = !is_full(what);
 //@     end
-    if (searched) {
-        barrier_wait(bar_v_full(smem, stage.index), stage.parity);  // so the stage's search before has ended: not all wait for it
-        barrier_wait(bar_checked(smem, stage.index), stage.parity);
-        found = anything_found(values);
-    }
-    if (__any_sync(~0u, found)) {
+    if (search_found(consumer, searched, stage)) {
+        const Values *values = &consumer->values[stage.index];
         spoil(o, values->nonfinite[0].columns, values->nonfinite[1].columns,
-              class_of(consumer, what) == 2 ? 3 : rows_that_see(consumer->args, work, consumer->row, tile * tile_k, values));
+              rows_that_see(consumer->args, work, consumer->row, tile * tile_k, values));
     }
 //@ end
 //@ if not alone then
@@ -774,10 +777,10 @@ static __device__ __forceinline__ void store_o(const float (&o)[depth_v / 2], co
 //@ if c.q_registers == 0 then
                     if (what & is_last && lane == 0) barrier_arrive(bar_q_empty(smem, buffer));
 //@ end
-                    finish_pv(o, ${names[1]}, &consumer, what, stage_before(stage));
+                    //@ text("finish_pv(o, " .. names[1] .. ", &consumer, " .. (own_class and "what, " or "") .. "stage_before(stage));")
                     break;
                 }
-                //@ text("what = full_tile(o, " .. names[2] .. ", &rows, q, &consumer, of_work, what, &stage);")
+                //@ text("what = full_tile(o, " .. names[2] .. ", &rows, q, &consumer, of_work, " .. (own_class and "what, " or "") .. "&stage);")
 //@ end
             }
         } while (!(what & is_last));

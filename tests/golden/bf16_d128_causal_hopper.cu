@@ -3,7 +3,7 @@
 // Computes   O = softmax(S) V, LSE = ln(sum exp S)
 // Problem    bf16 d=128 mask={k <= q}
 // Schedule   tile=128x128 stages=2 q_buffers=1 q_registers=1 p_sets=1 ping_pong=1, variant tma
-// Launch     grid batch * heads_q * ceil(seq_q / 128), at most one block a multiprocessor, block 384 threads, dynamic shared memory 198784 bytes
+// Launch     grid batch * heads_q * ceil(seq_q / 128), at most one block a multiprocessor, block 384 threads, dynamic shared memory 198656 bytes
 // Shared          0  q [q_buffers][chunks_qk][tile_q][64]
 //             32768  k [stages][chunks_qk][tile_k][64]
 //             98304  v [stages][chunks_v][tile_k][64]
@@ -13,8 +13,7 @@
 //            196992  tiles [stages] what the consumers are told of a tile
 //            197120  works [work_places] what all are told of a work
 //            198144  spans [warpgroups][num_spans] of tiles that a work visits
-//            198272  checked barriers of stages: values have been searched
-//            198400  values [stages] what is known of a tile's values
+//            198272  values [stages] what is known of a tile's values
 // Phases     [1] queries  [2] tiles of keys  [3] O and LSE
 
 constexpr int depth_qk = 128;  // head dim of q and k rounded up to one wgmma
@@ -45,8 +44,7 @@ constexpr int smem_plans = 196864;  // offset of plans in shared memory, bytes
 constexpr int smem_tiles = 196992;  // offset of tiles in shared memory, bytes
 constexpr int smem_works = 197120;  // offset of works in shared memory, bytes
 constexpr int smem_spans = 198144;  // offset of spans in shared memory, bytes
-constexpr int smem_checked = 198272;  // offset of checked in shared memory, bytes
-constexpr int smem_values = 198400;  // offset of values in shared memory, bytes
+constexpr int smem_values = 198272;  // offset of values in shared memory, bytes
 constexpr float log2_e = 1.44269504f;
 constexpr float ln_2 = 0.693147181f;
 constexpr float headroom = 32, unit = 4294967296.0f;  // P is 1 / unit = 2^-headroom at the reference
@@ -398,7 +396,7 @@ static __device__ __forceinline__ void add_pv(float (&sum)[64], const unsigned *
 // Two f32 as a pair of bf16, lo in the lower half.
 static __device__ __forceinline__ unsigned pack(float lo, float hi) {
     unsigned pair;
-    asm volatile("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(hi), "f"(lo));
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(hi), "f"(lo));
     return pair;
 }
 
@@ -445,7 +443,8 @@ static __device__ __forceinline__ float log2_approx(float x) {
 // x, which is the same in all lanes, in a register of the uniform datapath.
 static __device__ __forceinline__ int uniform(int x) { return __reduce_max_sync(~0u, x); }
 
-// A word of shared memory as lane 0 reads it: the lane that tells when the word may be overwritten. Others have 0, for from_lane_0.
+// A word of shared memory in lane 0, the lane that tells when the word may be overwritten; 0 in the others. from_lane_0 gives
+// it to all, by another instruction than uniform: with one for both, operands leave the uniform datapath (nvrtc 13.0).
 static __device__ __forceinline__ unsigned in_lane_0(const volatile unsigned *word) { return threadIdx.x % 32 == 0 ? *word : 0; }
 static __device__ __forceinline__ unsigned from_lane_0(unsigned x) { return __reduce_or_sync(~0u, x); }
 
@@ -487,7 +486,7 @@ static __device__ __forceinline__ unsigned bar_q_full(unsigned smem, int buffer)
 static __device__ __forceinline__ unsigned bar_q_empty(unsigned smem, int buffer) { return bar_q_full(smem, buffer) + 8 * q_buffers; }
 static __device__ __forceinline__ unsigned bar_plan_full(unsigned smem, int place) { return bar_q_full(smem, 2 * q_buffers) + 8 * place; }
 static __device__ __forceinline__ unsigned bar_plan_empty(unsigned smem, int place) { return bar_plan_full(smem, place) + 8 * plan_places; }
-static __device__ __forceinline__ unsigned bar_checked(unsigned smem, int stage) { return smem + smem_checked + 8 * stage; }
+static __device__ __forceinline__ unsigned bar_checked(unsigned smem, int stage) { return bar_plan_empty(smem, plan_places) + 8 * stage; }
 
 // A key that a row does not see may hold inf or NaN, yet its weight 0 would make NaN of it in a product of tiles. So
 // where not all see a tile, two warps beside the planner search its values: what is not finite is noted and cleared, and
@@ -762,8 +761,20 @@ static __device__ __forceinline__ unsigned class_of(const Consumer *consumer, un
 // Whether a tile is full for all warpgroups.
 static __device__ __forceinline__ bool is_full(unsigned what) { return (what & 0xff) == all_full; }
 
+// Whether the searchers have found something in the values of a tile, if they have looked.
+static __device__ __forceinline__ bool search_found(const Consumer *consumer, bool searched, Stage stage) {
+    bool found = false;
+    if (searched) {
+        barrier_wait(bar_v_full(consumer->smem, stage.index), stage.parity);  // so the stage's search before has ended: not all wait for it
+        barrier_wait(bar_checked(consumer->smem, stage.index), stage.parity);
+        found = anything_found(&consumer->values[stage.index]);
+    }
+    // A vote: the compiler knows that warps stay together, and keeps operands in uniform registers.
+    return __any_sync(~0u, found);
+}
+
 // The last O += P V.
-static __device__ __forceinline__ void finish_pv(float (&o)[depth_v / 2], const unsigned (&p)[tile_k / 4], const Consumer *consumer, unsigned what, Stage stage) {
+static __device__ __forceinline__ void finish_pv(float (&o)[depth_v / 2], const unsigned (&p)[tile_k / 4], const Consumer *consumer, Stage stage) {
     barrier_wait(bar_v_full(consumer->smem, stage.index), stage.parity);
     start_pv(o, p, values_in(consumer, stage));
     wgmma_wait<0>();
@@ -946,24 +957,18 @@ static __device__ __forceinline__ void lone_tile(float (&o)[depth_v / 2], unsign
     }
     rows->sum[0] += part[0];
     rows->sum[1] += part[1];
-    bool found = false;
-    const Values *values = &consumer->values[stage.index];
     const bool searched = !is_full(what);
-    if (searched) {
-        barrier_wait(bar_v_full(smem, stage.index), stage.parity);  // so the stage's search before has ended: not all wait for it
-        barrier_wait(bar_checked(smem, stage.index), stage.parity);
-        found = anything_found(values);
-    }
-    if (__any_sync(~0u, found)) {
+    if (search_found(consumer, searched, stage)) {
+        const Values *values = &consumer->values[stage.index];
         spoil(o, values->nonfinite[0].columns, values->nonfinite[1].columns,
-              class_of(consumer, what) == 2 ? 3 : rows_that_see(consumer->args, work, consumer->row, tile * tile_k, values));
+              rows_that_see(consumer->args, work, consumer->row, tile * tile_k, values));
     }
 }
 
 // A full tile after another tile: S of this one and O += P V of the one before, then the exponentials. Returns what is
 // told of it; moves on to the next stage.
 static __device__ __forceinline__ unsigned full_tile(float (&o)[depth_v / 2], unsigned (&p)[tile_k / 4],
-                                                 Rows *rows, const unsigned (&q)[depth_qk / 4], const Consumer *consumer, const Work *work, unsigned what_before, Stage *next) {
+                                                 Rows *rows, const unsigned (&q)[depth_qk / 4], const Consumer *consumer, const Work *work, Stage *next) {
     const unsigned smem = consumer->smem;
     const float to_log2 = consumer->to_log2;
     const Stage stage = *next, before = stage_before(stage);
@@ -1095,10 +1100,10 @@ static __device__ __forceinline__ void consume(const LoomArgs *args, unsigned sm
             if (unseen) continue;
             for (;;) {  // full tiles that follow
                 if (!is_full(what >> next_class)) {
-                    finish_pv(o, p, &consumer, what, stage_before(stage));
+                    finish_pv(o, p, &consumer, stage_before(stage));
                     break;
                 }
-                what = full_tile(o, p, &rows, q, &consumer, of_work, what, &stage);
+                what = full_tile(o, p, &rows, q, &consumer, of_work, &stage);
             }
         } while (!(what & is_last));
 
