@@ -10,6 +10,7 @@
 Text: `tile=128x64 warps=4 blocks=2`, tile is queries x keys. Keys, per pass, in KEYS below.
 Example: choose(bf16 d=128, "forward", "mma", sm_90) -> tile=128x64 warps=4 blocks=2 ]]
 
+local interval = require "interval"
 local kernel = require "kernel"
 local arch_facts = require "arch"
 
@@ -275,9 +276,23 @@ local HOPPER_PARTIAL = 600                            -- more for each tile that
 local TYPICAL_HOPPER_SEQ = 2048
 
 -- hint: shape of which lengths are known where they are above 0, or nil
+local function lengths(hint)
+    return hint and hint.seq_q > 0 and hint.seq_q or TYPICAL_HOPPER_SEQ, hint and hint.seq_k > 0 and hint.seq_k or TYPICAL_HOPPER_SEQ
+end
+
+-- Keys that the last query may see: all under a causal mask, as many as a window is wide.
+local function keys_seen(problem, seq_q, seq_k)
+    if interval.walk(problem.mask).kind ~= "range" then return seq_k end
+    local seen, last = 0, seq_k - 1
+    local box = {b = 0, h = 0, hkv = 0, q_start = seq_k - seq_q, k_start = 0, seq_q = seq_q, seq_k = seq_k, q_lo = last, q_hi = last}
+    for _, span in ipairs(interval.spans(problem.mask, box, "keys", {params = {}})) do
+        seen = seen + math.max(span.outer[2] - span.outer[1] + 1, 0)
+    end
+    return math.max(math.min(seen, seq_k), 1)
+end
+
 local function hopper_forward_cost(problem, s, _, hint)
-    local seq_q = hint and hint.seq_q > 0 and hint.seq_q or TYPICAL_HOPPER_SEQ
-    local seq_k = hint and hint.seq_k > 0 and hint.seq_k or TYPICAL_HOPPER_SEQ
+    local seq_q, seq_k = lengths(hint)
     local elements, warpgroups = s.tile_q * s.tile_k, s.tile_q // 64
     local products = elements * (problem.d + problem.dv) / HOPPER_PRODUCTS
     local exponentials = elements / HOPPER_EXPONENTIALS
@@ -285,8 +300,8 @@ local function hopper_forward_cost(problem, s, _, hint)
         + (s.p_sets == 1 and HOPPER_ONE_SET or 0) + (s.q_registers == 0 and HOPPER_SHARED_QUERIES or 0)
     local work = HOPPER_WORK + HOPPER_WORK_DIM * problem.d + (s.q_buffers == 1 and s.q_registers == 0 and HOPPER_ONE_BUFFER or 0)
     local seen, visited = seq_k, seq_k // -s.tile_k * -s.tile_k
-    if problem.mask then -- half is seen, as under a causal mask
-        seen = seq_k / 2
+    if problem.mask then -- on average half of the keys, as under a causal mask, or what fewer the last query sees
+        seen = math.min(seq_k / 2, keys_seen(problem, seq_q, seq_k))
         visited = seen + (s.tile_q + s.tile_k) / 2
         work = work + HOPPER_PARTIAL * (s.tile_q // s.tile_k + 1)
     end
@@ -294,11 +309,10 @@ local function hopper_forward_cost(problem, s, _, hint)
     return (visited / s.tile_k * tile + work) * rows / seq_q / seen / s.tile_q * 4096
 end
 
--- What was the best of a sweep on an H200, in bursts and sustained, for head dims that many have: {most keys of a sequence,
--- schedule}, without mask and with one. Source: bench/results/h200-hopper-schedules.csv.
+-- What was the best of a sweep on an H200, in bursts and sustained, for head dims that many have: {most keys that the last
+-- query sees, schedule}, without mask and with one. Source: bench/results/h200-hopper-schedules.csv.
 local FAST_128 = "tile=128x128 stages=2 q_buffers=1 q_registers=1 p_sets=1 ping_pong=1"
 local WIDE_128 = "tile=192x80 stages=4 q_buffers=1 q_registers=0 p_sets=1 ping_pong=1"
-local FAST_256 = "tile=128x64 stages=2 q_buffers=1 q_registers=0 p_sets=2 ping_pong=1"
 local FAST_64 = "tile=256x64 stages=6 q_buffers=2 q_registers=0 p_sets=1 ping_pong=1"
 local HOPPER_MEASURED = {
     [64] = {
@@ -310,16 +324,17 @@ local HOPPER_MEASURED = {
         masked = {{2048, FAST_128}, {8192, "tile=128x128 stages=2 q_buffers=2 q_registers=0 p_sets=2 ping_pong=1"}, {math.huge, WIDE_128}},
     },
     [256] = {
-        full = {{2048, FAST_256}, {math.huge, "tile=128x64 stages=2 q_buffers=1 q_registers=0 p_sets=1 ping_pong=1"}},
-        masked = {{math.huge, FAST_256}},
+        full = {{math.huge, "tile=128x64 stages=2 q_buffers=1 q_registers=0 p_sets=1 ping_pong=1"}},
+        masked = {{8192, "tile=128x64 stages=2 q_buffers=1 q_registers=0 p_sets=2 ping_pong=1"}, {math.huge, "tile=128x80 stages=2 q_buffers=1 q_registers=0 p_sets=1 ping_pong=1"}},
     },
 }
 
 local function measured(problem, pass, target, hint)
     local rows = target == "hopper" and pass == "forward" and problem.d == problem.dv and HOPPER_MEASURED[problem.d]
-    local seq_k = hint and hint.seq_k > 0 and hint.seq_k or TYPICAL_HOPPER_SEQ
-    for _, row in ipairs(rows and (problem.mask and rows.masked or rows.full) or {}) do
-        if seq_k <= row[1] then return row[2] end
+    if not rows then return nil end
+    local seen = keys_seen(problem, lengths(hint))
+    for _, row in ipairs(problem.mask and rows.masked or rows.full) do
+        if seen <= row[1] then return row[2] end
     end
 end
 

@@ -31,7 +31,7 @@
 
 #define COUNT(x) (sizeof(x) / sizeof *(x))
 
-enum { SKIP = 77, PATH_BYTES = 512 };
+enum { SKIP = 77, PATH_BYTES = 512, NUM_SMS = 132, FAILED = 700 };
 
 static char folder[] = "/tmp/attnloom-emulate-XXXXXX";
 static loom_context *context;
@@ -50,6 +50,7 @@ static struct {
     uint64_t seed;
     const char *from, *to; /* NULL, or what is replaced in the text of kernels that are compiled now */
     int num_libraries, num_launches;
+    uint64_t loaded[NUM_SMS]; /* bytes, by the blocks of the last launch */
     char failure[2048]; /* of the last launch */
 } emulator;
 
@@ -91,8 +92,6 @@ static void compile(module *m) {
     *(void **)&m->kernel = dlsym(m->library, "emu_kernel");
     assert_non_null(m->kernel);
 }
-
-enum { NUM_SMS = 132, FAILED = 700 };
 
 static int d_init(unsigned flags) { return (int)flags; }
 static int d_version(int *version) { return *version = 12040, 0; }
@@ -154,7 +153,9 @@ static int d_launch(loom__cuda_handle function, unsigned grid_x, unsigned grid_y
                                .blocks = grid_x < emulator.max_blocks ? grid_x : emulator.max_blocks,
                                .threads = block_x,
                                .smem_bytes = smem_bytes,
-                               .seed = emulator.seed};
+                               .seed = emulator.seed,
+                               .loaded = emulator.loaded};
+    memset(emulator.loaded, 0, sizeof emulator.loaded);
     emulator.num_launches++;
     const char *failure = emu_run(&launch);
     snprintf(emulator.failure, sizeof emulator.failure, "%s", failure ? failure : "");
@@ -654,6 +655,37 @@ static void a_row_that_notices_is_found(void **state) {
     assert_true(num > 0);
 }
 
+/* -- Shares of the blocks ------------------------------------------------------------------------------ */
+
+/* Works are dealt in lists. If each began at the first block, the same blocks would have the short works of every list,
+ * or none of its last round. */
+static void blocks_get_as_much(void **state) {
+    (void)state;
+    static const struct {
+        const char *problem;
+        run run;
+    } SHARES[] = {
+        {"bf16 d=16 mask={window(127, 0)}", RUN(1, 10, 1, 256, 256, 5, 1)}, /* lists of 8 works for 5 blocks */
+        {"bf16 d=16 causal", RUN(1, 10, 1, 256, 256, 5, 1)},
+        {"bf16 d=16 causal", RUN(1, 6, 1, 512, 512, 3, 1)},
+    };
+    for (size_t i = 0; i < COUNT(SHARES); i++) {
+        const run *r = &SHARES[i].run;
+        loom_plan *plan = plan_of(SHARES[i].problem, "tile=64x64 stages=2 q_buffers=1 q_registers=0 p_sets=1 ping_pong=0");
+        const char *failure = failure_of(plan, r);
+        if (failure) fail_msg("%s: %s", SHARES[i].problem, failure);
+        uint64_t most = 0, all = 0;
+        for (unsigned b = 0; b < r->blocks; b++) {
+            all += emulator.loaded[b];
+            if (emulator.loaded[b] > most) most = emulator.loaded[b];
+        }
+        double over = (double)most * r->blocks / (double)all;
+        printf("%s, %u blocks: the busiest loads %.3f of the mean\n", SHARES[i].problem, r->blocks, over);
+        assert_true(over < 1.1);
+        loom_plan_destroy(plan);
+    }
+}
+
 /* -- The program -------------------------------------------------------------------------------------- */
 
 static int remove_one(const char *path, const struct stat *facts, int kind, struct FTW *walk) {
@@ -702,6 +734,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(rows_keep_their_bits_beside_others),
         cmocka_unit_test(faults_are_found),
         cmocka_unit_test(a_row_that_notices_is_found),
+        cmocka_unit_test(blocks_get_as_much),
     };
     const struct CMUnitTest slow_tests[] = {cmocka_unit_test(gives_the_numbers_longer)};
     int status = argc > 1 && !strcmp(argv[1], "slow") ? cmocka_run_group_tests(slow_tests, NULL, NULL)

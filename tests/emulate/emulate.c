@@ -289,6 +289,7 @@ static void start_copy(bool is_load, unsigned smem, const void *map, const int *
     if (is_load) {
         need_barrier(bar);
         memset(emu_shared + smem, 0xff, box_bytes(&c->map));
+        launch->loaded[emu_block.x] += box_bytes(&c->map);
     }
     num_copies++;
 }

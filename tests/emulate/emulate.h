@@ -33,6 +33,7 @@ typedef struct emu_launch {
     const void *args;
     unsigned blocks, threads, smem_bytes;
     uint64_t seed;
+    uint64_t *loaded; /* [blocks]: bytes that each has loaded are added */
 } emu_launch;
 
 /* NULL, or what went wrong; valid until the next call. */

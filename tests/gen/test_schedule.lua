@@ -74,6 +74,21 @@ function tests.lengths_choose()
     assert(candidates[1].measured and candidates[1].text == seen[0])
 end
 
+-- Under a mask what counts is how many keys a query sees.
+function tests.windows_choose_by_their_width()
+    local function choice(text, seq)
+        local p = problem_text.parse(text)
+        return schedule.text("hopper", "forward", schedule.choose(p, "forward", "hopper", arch.get "sm_90", nil,
+                                                                  {batch = 0, heads_q = 0, heads_kv = 0, seq_q = seq, seq_k = seq}))
+    end
+    local short, long = choice("bf16 d=128 causal", 1024), choice("bf16 d=128 causal", 32768)
+    assert(short ~= long)
+    assert(choice("bf16 d=128 mask={window(1023, 0)}", 32768) == short)
+    assert(choice("bf16 d=128 mask={window(1023, 0) | k < 4}", 32768) == short)
+    assert(choice("bf16 d=128 mask={window(20000, 0)}", 32768) == long)
+    assert(choice("bf16 d=128 mask={prefix(n)} params={n: i32}", 32768) == long) -- n is not known
+end
+
 -- A plan asks for the walk once a candidate: that must not cost a plan its few milliseconds.
 function tests.the_walk_of_a_mask_is_found_once()
     local p = problem_text.parse("bf16 d=128 mask={causal | k < 4}")

@@ -5,7 +5,8 @@
 // Works are dealt out to the blocks list by list, round by round. Under a causal mask works get shorter along a list, so
 // every other round runs backward and all blocks get as much. A list has the tiles of so many heads that it takes about
 // two rounds, the last rows of all its heads first: few heads at once, so that their keys stay in the L2 cache. Four even
-// out better, where a head has many tiles and its keys are not too wide.
+// out better, where a head has many tiles and its keys are not too wide. A list starts behind the block that the one before
+// has ended with: else the same blocks would get the short works of every list, and nothing in its last round.
 typedef struct Rounds {
     int count;       // of all lists
     int of_list;     // rounds of one
@@ -40,8 +41,9 @@ static __device__ __forceinline__ bool work_of(const LoomArgs *args, const Round
     const int heads = args->batch * args->heads_q, tiles = (args->seq_q + tile_q - 1) / tile_q;
 //@ if has_mask then
     const int list = round / rounds->of_list, round_of_list = round - list * rounds->of_list;
-    const unsigned place = round_of_list * gridDim.x + (round_of_list & 1 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
     const unsigned first = list * rounds->list_heads, present = min(rounds->list_heads, heads - (int)first);
+    const unsigned turn = (blockIdx.x + gridDim.x - first * tiles % gridDim.x) % gridDim.x;
+    const unsigned place = round_of_list * gridDim.x + (round_of_list & 1 ? gridDim.x - 1 - turn : turn);
     if (place >= present * tiles) return false;
     const unsigned row = place / present;
     const int head = first + place - row * present;
