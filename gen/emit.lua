@@ -68,14 +68,14 @@ end
 function emit.source(plan, k, read)
     local p = plan.problem
     local fields = abi.fields(p, k.pass, k.workspace, k.maps)
-    local values = {}
+    local values, uses = {}, functions.uses(p)
     for _, row in ipairs(k.constants) do values[row[1]] = row[2] end
     local environment = {
         header = header(plan, k),
         constants = "",
         arguments = abi.struct(fields),
         functions = functions.text(p, LANGUAGE[k.target], k.calls or {}),
-        walk = functions.uses(p).walk, num_spans = functions.uses(p).num_spans or 0,
+        walk = uses.walk, num_spans = uses.num_spans or 0, exact_rows = uses.exact_rows,
         c = values,                       -- the kernel's constants, for decisions in Lua lines
         k = k, arch = plan.arch, dtype = p.dtype,
         has_mask = p.mask ~= nil, has_score = p.score ~= nil,

@@ -2,7 +2,8 @@
 
   functions.text(problem, language, wanted) -> text; language is "c" or "cuda"; wanted {keys=, queries=, slope=} leaves out
                                        the walks and the slope a kernel does not call, nil takes all
-  functions.uses(problem)           -> {mask =, score = bool, walk = "range" | "classify", num_spans =}
+  functions.uses(problem)           -> {mask =, score = bool, walk = "range" | "classify", num_spans =, exact_rows =};
+                                       exact_rows: the spans of a single row are what it sees, whatever its position
 
 What is emitted is listed in docs/design.md section 3: visible, score, score_slope, and visible_keys, visible_queries, Span
 and num_spans, or tile_class (0 empty, 1 partial, 2 full); plus the helpers they use and nothing else. visible_keys and
@@ -569,8 +570,12 @@ end
 
 function functions.uses(problem)
     local walk = interval.walk(problem.mask)
+    local exact_rows = walk.kind == "range"
+    for _, conjunction in ipairs(walk.spans or {}) do
+        for _, atom in ipairs(conjunction) do exact_rows = exact_rows and #(atom.checks or {}) == 0 end
+    end
     return {mask = problem.mask ~= nil, score = problem.score ~= nil, walk = walk.kind,
-            num_spans = walk.spans and #walk.spans}
+            num_spans = walk.spans and #walk.spans, exact_rows = exact_rows}
 end
 
 local STATIC = {c = "static inline", cuda = "static __device__ __forceinline__"}

@@ -320,7 +320,7 @@ local HOPPER_MEASURED = {
         masked = {{math.huge, FAST_64}},
     },
     [128] = {
-        full = {{2048, FAST_128}, {math.huge, WIDE_128}},
+        full = {{1024, FAST_128}, {math.huge, WIDE_128}},
         masked = {{2048, FAST_128}, {8192, "tile=128x128 stages=2 q_buffers=2 q_registers=0 p_sets=2 ping_pong=1"}, {math.huge, WIDE_128}},
     },
     [256] = {

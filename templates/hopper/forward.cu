@@ -29,18 +29,29 @@ constexpr float unset = -3.40282347e38f;  // reference of a row that has seen no
 
 //@ part("wgmma")
 
-//@ local q_from = c.q_registers == 1 and "registers" or "shared"
-//@ text(wgmma("first_qk", "s = Q K^T, 16 of the depth.", c.tile_k, dtype, q_from, false, true))
+//@ -- Offsets of steps of 16: along rows of 64 columns, of which `rows` lie in a chunk, and from 16 rows to the next.
+//@ local function along_columns(rows, depth)
+//@     local offsets = {}
+//@     for i = 0, depth // 16 - 1 do offsets[i + 1] = i // 4 * (rows * 8) + i % 4 * 2 end
+//@     return offsets
+//@ end
+//@ local function along_rows(depth)
+//@     local offsets = {}
+//@     for i = 0, depth // 16 - 1 do offsets[i + 1] = i * 128 end
+//@     return offsets
+//@ end
+//@ text(wgmma{name = "multiply_qk", comment = "Starts s = Q K^T of a warpgroup.", columns = c.tile_k, dtype = dtype, first = true,
+//@            a = c.q_registers == 1 and {"registers"} or {"shared", along_columns(c.tile_q, c.depth_qk)},
+//@            b = along_columns(c.tile_k, c.depth_qk)})
 
-//@ text(wgmma("add_qk", "s += Q K^T, 16 of the depth.", c.tile_k, dtype, q_from, false, false))
-
-//@ text(wgmma("add_pv", "o += P V, 16 keys.", c.depth_v, dtype, "registers", true, false))
+//@ text(wgmma{name = "multiply_pv", comment = "Starts o += P V of a warpgroup.", columns = c.depth_v, dtype = dtype, transposed = true,
+//@            a = {"registers"}, b = along_rows(c.tile_k)})
 
 //@ part("pack")
 
 //@ part("exp2")
 
-//@ if has_mask then
+//@ if not exact_rows then
 //@ part("seen", {tiles = 1, columns = c.seen_columns, along = "keys"})
 
 //@ end
@@ -230,34 +241,16 @@ typedef struct Consumer {
     int row;                  // of the sequence, this thread's first; the second is row + 8
 } Consumer;
 
-// S = Q K^T of the warpgroup.
-//@ if c.q_registers == 1 then
-static __device__ __forceinline__ void start_qk(float (&s)[tile_k / 2], const unsigned (&q)[depth_qk / 4], unsigned k) {
-//@ else
-static __device__ __forceinline__ void start_qk(float (&s)[tile_k / 2], unsigned q, unsigned k) {
-//@ end
+//@ local q_type = c.q_registers == 1 and "const unsigned (&q)[depth_qk / 4]" or "unsigned q"
+//@ text("static __device__ __forceinline__ void start_qk(float (&s)[tile_k / 2], " .. q_type .. ", unsigned k) {")
     wgmma_fence();
-//@ if c.q_registers == 1 then
-    first_qk(s, q, descriptor(k));
-//@ else
-    first_qk(s, descriptor(q), descriptor(k));
-//@ end
-#pragma unroll
-    for (int i = 1; i < depth_qk / 16; ++i) {
-//@ if c.q_registers == 1 then
-        add_qk(s, q + 4 * i, descriptor(k + i / 4 * (tile_k * 8) + i % 4 * 2));
-//@ else
-        add_qk(s, descriptor(q + i / 4 * (tile_q * 8) + i % 4 * 2), descriptor(k + i / 4 * (tile_k * 8) + i % 4 * 2));
-//@ end
-    }
+    multiply_qk(s, q, k);
     wgmma_commit();
 }
 
-// O += P V of the warpgroup.
 static __device__ __forceinline__ void start_pv(float (&o)[depth_v / 2], const unsigned (&p)[tile_k / 4], unsigned v) {
     wgmma_fence();
-#pragma unroll
-    for (int i = 0; i < tile_k / 16; ++i) add_pv(o, p + 4 * i, descriptor(v + 128 * i));
+    multiply_pv(o, p, v);
     wgmma_commit();
 }
 
@@ -276,7 +269,8 @@ static __device__ __forceinline__ bool search_found(const Consumer *consumer, bo
     if (searched) {
         barrier_wait(bar_v_full(consumer->smem, stage.index), stage.parity);  // so the stage's search before has ended: not all wait for it
         barrier_wait(bar_checked(consumer->smem, stage.index), stage.parity);
-        found = anything_found(&consumer->values[stage.index]);
+        const volatile unsigned *of_searchers = consumer->values[stage.index].found;
+        if (threadIdx.x % 32 < searchers) found = of_searchers[threadIdx.x % 32];
     }
     // A vote: the compiler knows that warps stay together, and keeps operands in uniform registers.
     return __any_sync(~0u, found);
@@ -316,7 +310,7 @@ static __device__ __forceinline__ void spoil_noted(float (&o)[depth_v / 2], cons
     if (threadIdx.x % 32 == 0) barrier_arrive(bar_v_empty(consumer->smem, stage.index));
 }
 
-//@ if has_mask then
+//@ if not exact_rows then
 // Sets what is not seen of a partial tile to -inf. row and column are those of this thread's first element.
 static __device__ __forceinline__ void hide_by_mask(float (&s)[tile_k / 2], const LoomArgs *args, const Work *work, int row, int column) {
 #pragma unroll
@@ -333,18 +327,29 @@ static __device__ __forceinline__ void hide_by_mask(float (&s)[tile_k / 2], cons
 
 //@ end
 //@ if walk == "range" then
+//@ if exact_rows then
+// The columns that one row sees.
+static __device__ __forceinline__ void keys_of_row(const LoomArgs *args, const Work *work, int row, Span (&keys)[num_spans]) {
+//@ else
 // The columns that one row sees; false where they are not known to be all.
 static __device__ __forceinline__ bool keys_of_row(const LoomArgs *args, const Work *work, int row, Span (&keys)[num_spans]) {
+//@ end
     Span inner[num_spans];
     visible_keys(args, work, work->q_start + row, work->q_start + row, keys, inner);
+//@ if not exact_rows then
     bool exact = true;
+//@ end
 #pragma unroll
     for (int i = 0; i < num_spans; ++i) {
+//@ if not exact_rows then
         exact = exact && (keys[i].lo > keys[i].hi || (keys[i].lo == inner[i].lo && keys[i].hi == inner[i].hi));
+//@ end
         keys[i].lo -= work->k_start;
         keys[i].hi -= work->k_start;
     }
+//@ if not exact_rows then
     return exact;
+//@ end
 }
 
 // The same for rows that see a few spans of columns: compares with constants.
@@ -479,13 +484,11 @@ static __device__ __forceinline__ void skip_tile(const Consumer *consumer, Stage
 static __device__ __forceinline__ void hide_unseen(float (&s)[tile_k / 2], const Consumer *consumer, const Work *work, int column) {
 //@ if walk == "range" then
     Span keys[2][num_spans];
-//@     if has_mask then
-    const bool exact = keys_of_row(consumer->args, work, consumer->row, keys[0]) & keys_of_row(consumer->args, work, consumer->row + 8, keys[1]);
-//@     else
-    keys_of_row(consumer->args, work, consumer->row, keys[0]);  // without a mask the sequence, exactly
+//@     if exact_rows then
+    keys_of_row(consumer->args, work, consumer->row, keys[0]);
     keys_of_row(consumer->args, work, consumer->row + 8, keys[1]);
-//@     end
-//@     if has_mask then
+//@     else
+    const bool exact = keys_of_row(consumer->args, work, consumer->row, keys[0]) & keys_of_row(consumer->args, work, consumer->row + 8, keys[1]);
     if (!__all_sync(~0u, exact)) {
         hide_by_mask(s, consumer->args, work, consumer->row, column);
         return;
@@ -497,7 +500,6 @@ static __device__ __forceinline__ void hide_unseen(float (&s)[tile_k / 2], const
 //@ end
 }
 
-//@ local q_type = c.q_registers == 1 and "const unsigned (&q)[depth_qk / 4]" or "unsigned q"
 //@ for _, alone in ipairs {true, false} do
 //@ local overlap = not alone and c.p_sets == 2
 //@ if alone then
@@ -563,36 +565,42 @@ static __device__ __forceinline__ void hide_unseen(float (&s)[tile_k / 2], const
 //@ if has_score then
     score_tile(s, consumer->args, work, work->q_start + consumer->row, work->k_start + column);
 //@ end
-    const bool none[2] = {false, false};
     float part[2];
 //@ if alone then
     if (class_of(consumer, what) == 1) hide_unseen(s, consumer, work, column);
-    // of a work's first tile the references are not set, which the sums would tell
-    bool over[2] = {true, true};
-    if (!__all_sync(~0u, rows->reference[0] == unset && rows->reference[1] == unset)) {
-        exponentials(s, p, rows, to_log2, none, part);
-        over[0] = !(part[0] < most_p);
-        over[1] = !(part[1] < most_p);
+    bool moves = __all_sync(~0u, rows->reference[0] == unset && rows->reference[1] == unset);  // of a work's first tile
+    bool may_move[2] = {moves, moves};
+#pragma unroll 1  // the compiler is to see the exponentials once
+    for (;;) {
+        float rescale[2];
+        if (moves && move_references(s, rows, may_move, rescale, to_log2)) rescale_o(o, rescale);
+        exponentials(s, p, rows, to_log2, may_move, part);
+        const bool over[2] = {!(part[0] < most_p), !(part[1] < most_p)};
+        if (moves || !__any_sync(~0u, over[0] || over[1])) break;
+        moves = true;
+        may_move[0] = any_of_row(over[0]);  // other rows keep what they have, bit by bit
+        may_move[1] = any_of_row(over[1]);
     }
 //@ else
+    const bool none[2] = {false, false};
     exponentials(s, p, rows, to_log2, none, part);
     const bool over[2] = {!(part[0] < most_p), !(part[1] < most_p)};
-//@ end
     const bool any_over = __any_sync(~0u, over[0] || over[1]);
-//@ if overlap then
+//@     if overlap then
     keep_order(bar_v_full(smem, before.index), before.parity);
     wgmma_wait<0>();
-//@     if own_class then
+//@         if own_class then
     note_spoilt(consumer, what_before, before);
-//@     end
+//@         end
     if (threadIdx.x % 32 == 0) barrier_arrive(bar_v_empty(smem, before.index));
-//@ end
+//@     end
     if (any_over) {
-        const bool of_row[2] = {any_of_row(over[0]), any_of_row(over[1])};  // other rows keep what they have, bit by bit
+        const bool may_move[2] = {any_of_row(over[0]), any_of_row(over[1])};
         float rescale[2];
-        if (move_references(s, rows, of_row, rescale, to_log2)) rescale_o(o, rescale);
-        exponentials(s, p, rows, to_log2, of_row, part);
+        if (move_references(s, rows, may_move, rescale, to_log2)) rescale_o(o, rescale);
+        exponentials(s, p, rows, to_log2, may_move, part);
     }
+//@ end
     rows->sum[0] += part[0];
     rows->sum[1] += part[1];
 //@ if alone and has_mask then

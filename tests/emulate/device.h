@@ -51,9 +51,7 @@ static inline void ptx_rcp(float &y, float x) { y = flushed(1 / flushed(x)); }
 static inline void ptx_tanh(float &y, float x) { y = tanhf(x); }
 static inline void ptx_pack_bf16(unsigned &pair, float hi, float lo) { pair = emu_pack(lo, hi, 1); }
 static inline void ptx_pack_fp16(unsigned &pair, float hi, float lo) { pair = emu_pack(lo, hi, 0); }
-static inline void ptx_words(unsigned long long &whole, unsigned lo, unsigned hi) {
-    whole = (unsigned long long)hi << 32 | lo;
-}
+static inline unsigned long long ptx_words(unsigned lo, unsigned hi) { return (unsigned long long)hi << 32 | lo; }
 
 // x * 0 + sum of two halves, where sum is zero or NaN: NaN from the first x on that is not finite.
 static inline void zero_fma(unsigned &sum, unsigned x, int is_bf16) {

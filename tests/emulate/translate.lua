@@ -37,7 +37,6 @@ local CALLS = {
     {"st.global.v4.b32", "ptx_store_4_words($*);"},
     {"fma.rn.bf16x2 %0, %1, %2, %0", "ptx_zero_fma_bf16($*);"},
     {"fma.rn.f16x2 %0, %1, %2, %0", "ptx_zero_fma_fp16($*);"},
-    {"mov.b64 %0, {%1, %2}", "ptx_words($*);"},
 }
 
 -- Index behind the parenthesis that closes the one at `from`; strings may hold others.
@@ -57,11 +56,12 @@ local function behind(text, from)
     end
 end
 
--- "text" "more" : "=r"(x) : "r"(y + 1) -> the instruction and the expressions of its operands.
+-- "text" MACRO "more" : "=r"(x) : "r"(y + 1) -> the instruction, with the macro's name, and the expressions of its operands.
 local function parts(body)
     local words, at = {}, 1
     while true do
         local _, stop, word = body:find('^%s*"([^"]*)"', at)
+        if not stop then _, stop, word = body:find("^%s*([%u_]+)", at) end
         if not stop then break end
         words[#words + 1] = word
         at = stop + 1
@@ -86,19 +86,29 @@ local function array_of(operands, first, last)
     return "&" .. operands[first]
 end
 
-local function wgmma(instruction, operands)
-    local n, dtype = instruction:match("wgmma%.mma_async%.sync%.aligned%.m64n(%d+)k16%.f32%.([bf16]+)%.")
-    local sums = n // 2
-    local from_registers = #operands == sums + 5
-    local tail = instruction:match("add, 1, 1, ([%d, ]+);}$")  -- whether A, if in shared memory, and B are transposed
-    local transposed = tail and tail:match(from_registers and "^(%d)$" or "^0, (%d)$")
-    if not transposed or not (from_registers or #operands == sums + 2) then error("wgmma of another form: " .. instruction) end
-    local adds = instruction:find("setp.eq.b32 add, 0, 0;", 1, true) and 1
-        or instruction:find("setp.ne.b32 add, 0, 0;", 1, true) and 0 or error("wgmma: does it add?")
-    local a = from_registers and array_of(operands, sums + 1, sums + 4) .. ", 0"
-        or "nullptr, " .. operands[sums + 1]
-    return ("emu_wgmma(%d, %d, %d, %s, %s, %s, %s);"):format(n, dtype == "bf16" and 1 or 0, adds, array_of(operands, 1, sums), a,
-                                                        operands[#operands], transposed)
+-- All steps of a product (gen/wgmma.lua). What is between two instructions says from which operands descriptors are made.
+local function wgmma(text, operands)
+    local calls, adds = {}, nil
+    local high = operands[#operands]
+    local function descriptor(before, name)
+        local at, offset, upper = before:match("add%.u32 at, %%(%d+), (%d+); mov%.b64 " .. name .. ", {at, %%(%d+)};")
+        if not at or operands[upper + 1] ~= high then error("wgmma: what is descriptor " .. name .. "? " .. before) end
+        return ("ptx_words(%s + %d, %s)"):format(operands[at + 1], offset, high)
+    end
+    for before, n, dtype, a, transposed in text:gmatch(
+        "(.-)wgmma%.mma_async%.sync%.aligned%.m64n(%d+)k16%.f32%.([bf16]+)%.[bf16]+ [%u_]+, (.-), b, add, 1, 1, ([%d, ]+);") do
+        local sums = n // 2
+        if before:find("setp.eq.b32 add, 0, 0;", 1, true) then adds = 1 end
+        if before:find("setp.ne.b32 add, 0, 0;", 1, true) then adds = 0 end
+        local first = a:match("^{%%(%d+), %%%d+, %%%d+, %%%d+}$")
+        if not adds or not (first or a == "a") or transposed:match("^0, ") and first then error("wgmma of another form: " .. text) end
+        calls[#calls + 1] = ("emu_wgmma(%d, %d, %d, %s, %s, %s, %s);"):format(n, dtype == "bf16" and 1 or 0, adds,
+            array_of(operands, 1, sums), first and array_of(operands, first + 1, first + 4) .. ", 0" or "nullptr, " .. descriptor(before, "a"),
+            descriptor(before, "b"), transposed:match("%d$"))
+    end
+    local _, num = text:gsub("wgmma%.mma_async", "")
+    if #calls ~= num then error("wgmma of another form: " .. text) end
+    return table.concat(calls, " ")
 end
 
 local function call_of(instruction, operands)

@@ -136,7 +136,7 @@ end
 -- One copy moves all boxes of a row of q, k or v where none reaches past the head dim; O is stored by single boxes.
 -- O of large head dims has no room in shared memory and so no map.
 function tests.maps_of_hopper()
-    for text, wanted in pairs {["d=64"] = "1 1 1 1", ["d=128"] = "2 2 2 1", ["d=256"] = "4 4 4", ["d=192:128"] = "3 3 2",
+    for text, wanted in pairs {["d=64"] = "1 1 1 1", ["d=128 causal"] = "2 2 2 1", ["d=256"] = "4 4 4", ["d=192:128"] = "3 3 2",
                                ["d=64:72"] = "1 1 1 1", ["d=80:192"] = "1 1 3", ["d=16"] = "1 1 1 1"} do
         local plan = must_plan {problem = "bf16 " .. text, target = "hopper", arch = "sm_90", alignment = 16}
         local tile_q, tile_k = plan.schedule:match "^tile=(%d+)x(%d+) "

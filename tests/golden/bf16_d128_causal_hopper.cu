@@ -33,8 +33,6 @@ constexpr int q_buffers = 1;  // buffers of queries
 constexpr int q_bytes = 32768;  // of a buffer of queries
 constexpr int k_bytes = 32768;  // of a tile of keys
 constexpr int v_bytes = 32768;  // of a tile of values
-constexpr int seen_columns = 8;  // columns of accumulators in one word of bits of what is seen
-constexpr int seen_words = 2;  // such words of a tile
 constexpr int smem_q = 0;  // offset of q in shared memory, bytes
 constexpr int smem_k = 32768;  // offset of k in shared memory, bytes
 constexpr int smem_v = 98304;  // offset of v in shared memory, bytes
@@ -86,7 +84,8 @@ typedef struct Work {
 // Works are dealt out to the blocks list by list, round by round. Under a causal mask works get shorter along a list, so
 // every other round runs backward and all blocks get as much. A list has the tiles of so many heads that it takes about
 // two rounds, the last rows of all its heads first: few heads at once, so that their keys stay in the L2 cache. Four even
-// out better, where a head has many tiles and its keys are not too wide.
+// out better, where a head has many tiles and its keys are not too wide. A list starts behind the block that the one before
+// has ended with: else the same blocks would get the short works of every list, and nothing in its last round.
 typedef struct Rounds {
     int count;       // of all lists
     int of_list;     // rounds of one
@@ -107,8 +106,9 @@ static __device__ __forceinline__ Rounds rounds_of(const LoomArgs *args) {
 static __device__ __forceinline__ bool work_of(const LoomArgs *args, const Rounds *rounds, int round, Work *work) {
     const int heads = args->batch * args->heads_q, tiles = (args->seq_q + tile_q - 1) / tile_q;
     const int list = round / rounds->of_list, round_of_list = round - list * rounds->of_list;
-    const unsigned place = round_of_list * gridDim.x + (round_of_list & 1 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
     const unsigned first = list * rounds->list_heads, present = min(rounds->list_heads, heads - (int)first);
+    const unsigned start = first * tiles % gridDim.x, turn = blockIdx.x < start ? blockIdx.x + gridDim.x - start : blockIdx.x - start;
+    const unsigned place = round_of_list * gridDim.x + (round_of_list & 1 ? gridDim.x - 1 - turn : turn);
     if (place >= present * tiles) return false;
     const unsigned row = place / present;
     const int head = first + place - row * present;
@@ -301,13 +301,9 @@ static __device__ __forceinline__ Visit walk_next(const LoomArgs *args, const Wo
 // distance of 64-column chunks in the same, used where columns are contiguous in the operand. Offsets are added to it.
 static __device__ __forceinline__ unsigned operand(unsigned smem, int chunk_distance) { return (smem & 0x3ffff) >> 4 | chunk_distance << 16; }
 
-// The whole descriptor; 8 rows are 1024 bytes. Put together by an instruction of its own: as a sum of 64 bits each use
+// Upper word: 8 rows are 1024 bytes. The words are put together by an instruction of its own: as a sum of 64 bits each use
 // would take an addition with carry.
-static __device__ __forceinline__ unsigned long long descriptor(unsigned operand) {
-    unsigned long long whole;
-    asm("mov.b64 %0, {%1, %2};" : "=l"(whole) : "r"(operand), "r"(1024 >> 4 | 1 << 30));
-    return whole;
-}
+constexpr unsigned operand_high = 1024 >> 4 | 1 << 30;
 
 static __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 
@@ -318,20 +314,37 @@ template <int groups> static __device__ __forceinline__ void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(groups) : "memory");
 }
 
-// s = Q K^T, 16 of the depth.
-static __device__ __forceinline__ void first_qk(float (&sum)[64], const unsigned *a, unsigned long long b) {
+// Starts s = Q K^T of a warpgroup.
+#define MULTIPLY_QK_SUMS \
+    "{%0, %1, %2, %3, %4, %5, %6, %7, " \
+    "%8, %9, %10, %11, %12, %13, %14, %15, " \
+    "%16, %17, %18, %19, %20, %21, %22, %23, " \
+    "%24, %25, %26, %27, %28, %29, %30, %31, " \
+    "%32, %33, %34, %35, %36, %37, %38, %39, " \
+    "%40, %41, %42, %43, %44, %45, %46, %47, " \
+    "%48, %49, %50, %51, %52, %53, %54, %55, " \
+    "%56, %57, %58, %59, %60, %61, %62, %63}"
+static __device__ __forceinline__ void multiply_qk(float (&sum)[64], const unsigned (&a)[32], unsigned b) {
     asm volatile(
-        "{.reg .pred add; setp.ne.b32 add, 0, 0;"
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, "
-        "%8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, "
-        "%24, %25, %26, %27, %28, %29, %30, %31, "
-        "%32, %33, %34, %35, %36, %37, %38, %39, "
-        "%40, %41, %42, %43, %44, %45, %46, %47, "
-        "%48, %49, %50, %51, %52, %53, %54, %55, "
-        "%56, %57, %58, %59, %60, %61, %62, %63},"
-        " {%64, %65, %66, %67}, %68, add, 1, 1, 0;}"
+        "{.reg .pred add; .reg .b32 at; .reg .b64 b;"
+        "setp.ne.b32 add, 0, 0;"
+        "add.u32 at, %96, 0; mov.b64 b, {at, %97};"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 " MULTIPLY_QK_SUMS ", {%64, %65, %66, %67}, b, add, 1, 1, 0;"
+        "setp.eq.b32 add, 0, 0;"
+        "add.u32 at, %96, 2; mov.b64 b, {at, %97};"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 " MULTIPLY_QK_SUMS ", {%68, %69, %70, %71}, b, add, 1, 1, 0;"
+        "add.u32 at, %96, 4; mov.b64 b, {at, %97};"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 " MULTIPLY_QK_SUMS ", {%72, %73, %74, %75}, b, add, 1, 1, 0;"
+        "add.u32 at, %96, 6; mov.b64 b, {at, %97};"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 " MULTIPLY_QK_SUMS ", {%76, %77, %78, %79}, b, add, 1, 1, 0;"
+        "add.u32 at, %96, 1024; mov.b64 b, {at, %97};"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 " MULTIPLY_QK_SUMS ", {%80, %81, %82, %83}, b, add, 1, 1, 0;"
+        "add.u32 at, %96, 1026; mov.b64 b, {at, %97};"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 " MULTIPLY_QK_SUMS ", {%84, %85, %86, %87}, b, add, 1, 1, 0;"
+        "add.u32 at, %96, 1028; mov.b64 b, {at, %97};"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 " MULTIPLY_QK_SUMS ", {%88, %89, %90, %91}, b, add, 1, 1, 0;"
+        "add.u32 at, %96, 1030; mov.b64 b, {at, %97};"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 " MULTIPLY_QK_SUMS ", {%92, %93, %94, %95}, b, add, 1, 1, 0;}"
         : "=f"(sum[0]), "=f"(sum[1]), "=f"(sum[2]), "=f"(sum[3]), "=f"(sum[4]), "=f"(sum[5]), "=f"(sum[6]), "=f"(sum[7]),
           "=f"(sum[8]), "=f"(sum[9]), "=f"(sum[10]), "=f"(sum[11]), "=f"(sum[12]), "=f"(sum[13]), "=f"(sum[14]), "=f"(sum[15]),
           "=f"(sum[16]), "=f"(sum[17]), "=f"(sum[18]), "=f"(sum[19]), "=f"(sum[20]), "=f"(sum[21]), "=f"(sum[22]), "=f"(sum[23]),
@@ -340,23 +353,43 @@ static __device__ __forceinline__ void first_qk(float (&sum)[64], const unsigned
           "=f"(sum[40]), "=f"(sum[41]), "=f"(sum[42]), "=f"(sum[43]), "=f"(sum[44]), "=f"(sum[45]), "=f"(sum[46]), "=f"(sum[47]),
           "=f"(sum[48]), "=f"(sum[49]), "=f"(sum[50]), "=f"(sum[51]), "=f"(sum[52]), "=f"(sum[53]), "=f"(sum[54]), "=f"(sum[55]),
           "=f"(sum[56]), "=f"(sum[57]), "=f"(sum[58]), "=f"(sum[59]), "=f"(sum[60]), "=f"(sum[61]), "=f"(sum[62]), "=f"(sum[63])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(a[4]), "r"(a[5]), "r"(a[6]), "r"(a[7]),
+          "r"(a[8]), "r"(a[9]), "r"(a[10]), "r"(a[11]), "r"(a[12]), "r"(a[13]), "r"(a[14]), "r"(a[15]),
+          "r"(a[16]), "r"(a[17]), "r"(a[18]), "r"(a[19]), "r"(a[20]), "r"(a[21]), "r"(a[22]), "r"(a[23]),
+          "r"(a[24]), "r"(a[25]), "r"(a[26]), "r"(a[27]), "r"(a[28]), "r"(a[29]), "r"(a[30]), "r"(a[31]),
+          "r"(b), "r"(operand_high));
 }
 
-// s += Q K^T, 16 of the depth.
-static __device__ __forceinline__ void add_qk(float (&sum)[64], const unsigned *a, unsigned long long b) {
+// Starts o += P V of a warpgroup.
+#define MULTIPLY_PV_SUMS \
+    "{%0, %1, %2, %3, %4, %5, %6, %7, " \
+    "%8, %9, %10, %11, %12, %13, %14, %15, " \
+    "%16, %17, %18, %19, %20, %21, %22, %23, " \
+    "%24, %25, %26, %27, %28, %29, %30, %31, " \
+    "%32, %33, %34, %35, %36, %37, %38, %39, " \
+    "%40, %41, %42, %43, %44, %45, %46, %47, " \
+    "%48, %49, %50, %51, %52, %53, %54, %55, " \
+    "%56, %57, %58, %59, %60, %61, %62, %63}"
+static __device__ __forceinline__ void multiply_pv(float (&sum)[64], const unsigned (&a)[32], unsigned b) {
     asm volatile(
-        "{.reg .pred add; setp.eq.b32 add, 0, 0;"
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, "
-        "%8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, "
-        "%24, %25, %26, %27, %28, %29, %30, %31, "
-        "%32, %33, %34, %35, %36, %37, %38, %39, "
-        "%40, %41, %42, %43, %44, %45, %46, %47, "
-        "%48, %49, %50, %51, %52, %53, %54, %55, "
-        "%56, %57, %58, %59, %60, %61, %62, %63},"
-        " {%64, %65, %66, %67}, %68, add, 1, 1, 0;}"
+        "{.reg .pred add; .reg .b32 at; .reg .b64 b;"
+        "setp.eq.b32 add, 0, 0;"
+        "add.u32 at, %96, 0; mov.b64 b, {at, %97};"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 " MULTIPLY_PV_SUMS ", {%64, %65, %66, %67}, b, add, 1, 1, 1;"
+        "add.u32 at, %96, 128; mov.b64 b, {at, %97};"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 " MULTIPLY_PV_SUMS ", {%68, %69, %70, %71}, b, add, 1, 1, 1;"
+        "add.u32 at, %96, 256; mov.b64 b, {at, %97};"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 " MULTIPLY_PV_SUMS ", {%72, %73, %74, %75}, b, add, 1, 1, 1;"
+        "add.u32 at, %96, 384; mov.b64 b, {at, %97};"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 " MULTIPLY_PV_SUMS ", {%76, %77, %78, %79}, b, add, 1, 1, 1;"
+        "add.u32 at, %96, 512; mov.b64 b, {at, %97};"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 " MULTIPLY_PV_SUMS ", {%80, %81, %82, %83}, b, add, 1, 1, 1;"
+        "add.u32 at, %96, 640; mov.b64 b, {at, %97};"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 " MULTIPLY_PV_SUMS ", {%84, %85, %86, %87}, b, add, 1, 1, 1;"
+        "add.u32 at, %96, 768; mov.b64 b, {at, %97};"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 " MULTIPLY_PV_SUMS ", {%88, %89, %90, %91}, b, add, 1, 1, 1;"
+        "add.u32 at, %96, 896; mov.b64 b, {at, %97};"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 " MULTIPLY_PV_SUMS ", {%92, %93, %94, %95}, b, add, 1, 1, 1;}"
         : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3]), "+f"(sum[4]), "+f"(sum[5]), "+f"(sum[6]), "+f"(sum[7]),
           "+f"(sum[8]), "+f"(sum[9]), "+f"(sum[10]), "+f"(sum[11]), "+f"(sum[12]), "+f"(sum[13]), "+f"(sum[14]), "+f"(sum[15]),
           "+f"(sum[16]), "+f"(sum[17]), "+f"(sum[18]), "+f"(sum[19]), "+f"(sum[20]), "+f"(sum[21]), "+f"(sum[22]), "+f"(sum[23]),
@@ -365,32 +398,11 @@ static __device__ __forceinline__ void add_qk(float (&sum)[64], const unsigned *
           "+f"(sum[40]), "+f"(sum[41]), "+f"(sum[42]), "+f"(sum[43]), "+f"(sum[44]), "+f"(sum[45]), "+f"(sum[46]), "+f"(sum[47]),
           "+f"(sum[48]), "+f"(sum[49]), "+f"(sum[50]), "+f"(sum[51]), "+f"(sum[52]), "+f"(sum[53]), "+f"(sum[54]), "+f"(sum[55]),
           "+f"(sum[56]), "+f"(sum[57]), "+f"(sum[58]), "+f"(sum[59]), "+f"(sum[60]), "+f"(sum[61]), "+f"(sum[62]), "+f"(sum[63])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-}
-
-// o += P V, 16 keys.
-static __device__ __forceinline__ void add_pv(float (&sum)[64], const unsigned *a, unsigned long long b) {
-    asm volatile(
-        "{.reg .pred add; setp.eq.b32 add, 0, 0;"
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, "
-        "%8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, "
-        "%24, %25, %26, %27, %28, %29, %30, %31, "
-        "%32, %33, %34, %35, %36, %37, %38, %39, "
-        "%40, %41, %42, %43, %44, %45, %46, %47, "
-        "%48, %49, %50, %51, %52, %53, %54, %55, "
-        "%56, %57, %58, %59, %60, %61, %62, %63},"
-        " {%64, %65, %66, %67}, %68, add, 1, 1, 1;}"
-        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3]), "+f"(sum[4]), "+f"(sum[5]), "+f"(sum[6]), "+f"(sum[7]),
-          "+f"(sum[8]), "+f"(sum[9]), "+f"(sum[10]), "+f"(sum[11]), "+f"(sum[12]), "+f"(sum[13]), "+f"(sum[14]), "+f"(sum[15]),
-          "+f"(sum[16]), "+f"(sum[17]), "+f"(sum[18]), "+f"(sum[19]), "+f"(sum[20]), "+f"(sum[21]), "+f"(sum[22]), "+f"(sum[23]),
-          "+f"(sum[24]), "+f"(sum[25]), "+f"(sum[26]), "+f"(sum[27]), "+f"(sum[28]), "+f"(sum[29]), "+f"(sum[30]), "+f"(sum[31]),
-          "+f"(sum[32]), "+f"(sum[33]), "+f"(sum[34]), "+f"(sum[35]), "+f"(sum[36]), "+f"(sum[37]), "+f"(sum[38]), "+f"(sum[39]),
-          "+f"(sum[40]), "+f"(sum[41]), "+f"(sum[42]), "+f"(sum[43]), "+f"(sum[44]), "+f"(sum[45]), "+f"(sum[46]), "+f"(sum[47]),
-          "+f"(sum[48]), "+f"(sum[49]), "+f"(sum[50]), "+f"(sum[51]), "+f"(sum[52]), "+f"(sum[53]), "+f"(sum[54]), "+f"(sum[55]),
-          "+f"(sum[56]), "+f"(sum[57]), "+f"(sum[58]), "+f"(sum[59]), "+f"(sum[60]), "+f"(sum[61]), "+f"(sum[62]), "+f"(sum[63])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(a[4]), "r"(a[5]), "r"(a[6]), "r"(a[7]),
+          "r"(a[8]), "r"(a[9]), "r"(a[10]), "r"(a[11]), "r"(a[12]), "r"(a[13]), "r"(a[14]), "r"(a[15]),
+          "r"(a[16]), "r"(a[17]), "r"(a[18]), "r"(a[19]), "r"(a[20]), "r"(a[21]), "r"(a[22]), "r"(a[23]),
+          "r"(a[24]), "r"(a[25]), "r"(a[26]), "r"(a[27]), "r"(a[28]), "r"(a[29]), "r"(a[30]), "r"(a[31]),
+          "r"(b), "r"(operand_high));
 }
 
 // Two f32 as a pair of bf16, lo in the lower half.
@@ -405,32 +417,6 @@ static __device__ __forceinline__ float exp2_approx(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
-}
-
-// Which elements of 16-row tiles of accumulators, 8 columns wide, are seen: bit 4 * j + 4 * i + e is element e of
-// [i][j]. row and column are those of this thread's element 0 of [0][0]. A loop that is not unrolled: this runs on
-// partial tiles only, and unrolled it would hold the indices of all elements in registers.
-static __device__ __forceinline__ unsigned long long seen_elements(const LoomArgs *args, const Work *work, int row, int column) {
-    unsigned long long seen = 0;
-#pragma unroll 1
-    for (int j = 0; j < 8; ++j) {
-        unsigned bits = 0;
-#pragma unroll
-        for (int i = 0; i < 1; ++i)
-#pragma unroll
-            for (int e = 0; e < 4; ++e) {
-                const int at_column = column + 8 * j + e % 2;
-                bool is_seen = at_column < work->seq_k;
-                is_seen = is_seen && visible(args, work, work->q_start + row + 16 * i + e / 2 * 8, work->k_start + at_column);
-                bits |= is_seen ? 1u << (4 * i + e) : 0;
-            }
-        seen |= (unsigned long long)bits << 4 * j;
-    }
-    return seen;
-}
-
-static __device__ __forceinline__ bool is_seen(unsigned long long seen, int i, int j, int e) {
-    return seen >> (4 * j + 4 * i + e) & 1;
 }
 
 // log2 x of the special function unit: error 2^-22, absolute near 1, else relative.
@@ -563,13 +549,6 @@ static __device__ __forceinline__ void search(unsigned smem, Values *values) {
         }
         stage_next(&stage);
     }
-}
-
-static __device__ __forceinline__ bool anything_found(const Values *values) {
-    bool any = false;
-#pragma unroll
-    for (int i = 0; i < searchers; ++i) any = any || from_lane_0(in_lane_0(&values->found[i]));
-    return any;
 }
 
 // Which of this thread's rows, row and row + 8, see a key that holds such values, a bit each; column is the tile's first.
@@ -734,22 +713,15 @@ typedef struct Consumer {
     int row;                  // of the sequence, this thread's first; the second is row + 8
 } Consumer;
 
-// S = Q K^T of the warpgroup.
 static __device__ __forceinline__ void start_qk(float (&s)[tile_k / 2], const unsigned (&q)[depth_qk / 4], unsigned k) {
     wgmma_fence();
-    first_qk(s, q, descriptor(k));
-#pragma unroll
-    for (int i = 1; i < depth_qk / 16; ++i) {
-        add_qk(s, q + 4 * i, descriptor(k + i / 4 * (tile_k * 8) + i % 4 * 2));
-    }
+    multiply_qk(s, q, k);
     wgmma_commit();
 }
 
-// O += P V of the warpgroup.
 static __device__ __forceinline__ void start_pv(float (&o)[depth_v / 2], const unsigned (&p)[tile_k / 4], unsigned v) {
     wgmma_fence();
-#pragma unroll
-    for (int i = 0; i < tile_k / 16; ++i) add_pv(o, p + 4 * i, descriptor(v + 128 * i));
+    multiply_pv(o, p, v);
     wgmma_commit();
 }
 
@@ -767,7 +739,8 @@ static __device__ __forceinline__ bool search_found(const Consumer *consumer, bo
     if (searched) {
         barrier_wait(bar_v_full(consumer->smem, stage.index), stage.parity);  // so the stage's search before has ended: not all wait for it
         barrier_wait(bar_checked(consumer->smem, stage.index), stage.parity);
-        found = anything_found(&consumer->values[stage.index]);
+        const volatile unsigned *of_searchers = consumer->values[stage.index].found;
+        if (threadIdx.x % 32 < searchers) found = of_searchers[threadIdx.x % 32];
     }
     // A vote: the compiler knows that warps stay together, and keeps operands in uniform registers.
     return __any_sync(~0u, found);
@@ -781,32 +754,15 @@ static __device__ __forceinline__ void finish_pv(float (&o)[depth_v / 2], const 
     if (threadIdx.x % 32 == 0) barrier_arrive(bar_v_empty(consumer->smem, stage.index));
 }
 
-// Sets what is not seen of a partial tile to -inf. row and column are those of this thread's first element.
-static __device__ __forceinline__ void hide_by_mask(float (&s)[tile_k / 2], const LoomArgs *args, const Work *work, int row, int column) {
-#pragma unroll
-    for (int w = 0; w < seen_words; ++w) {
-        const unsigned long long seen = seen_elements(args, work, row, column + 8 * seen_columns * w);
-#pragma unroll
-        for (int j = 0; j < seen_columns; ++j)
-#pragma unroll
-            for (int e = 0; e < 4; ++e) {
-                if (!is_seen(seen, 0, j, e)) s[4 * (seen_columns * w + j) + e] = __int_as_float(0xff800000);
-            }
-    }
-}
-
-// The columns that one row sees; false where they are not known to be all.
-static __device__ __forceinline__ bool keys_of_row(const LoomArgs *args, const Work *work, int row, Span (&keys)[num_spans]) {
+// The columns that one row sees.
+static __device__ __forceinline__ void keys_of_row(const LoomArgs *args, const Work *work, int row, Span (&keys)[num_spans]) {
     Span inner[num_spans];
     visible_keys(args, work, work->q_start + row, work->q_start + row, keys, inner);
-    bool exact = true;
 #pragma unroll
     for (int i = 0; i < num_spans; ++i) {
-        exact = exact && (keys[i].lo > keys[i].hi || (keys[i].lo == inner[i].lo && keys[i].hi == inner[i].hi));
         keys[i].lo -= work->k_start;
         keys[i].hi -= work->k_start;
     }
-    return exact;
 }
 
 // The same for rows that see a few spans of columns: compares with constants.
@@ -914,11 +870,8 @@ static __device__ __forceinline__ void skip_tile(const Consumer *consumer, Stage
 // Mask of a tile.
 static __device__ __forceinline__ void hide_unseen(float (&s)[tile_k / 2], const Consumer *consumer, const Work *work, int column) {
     Span keys[2][num_spans];
-    const bool exact = keys_of_row(consumer->args, work, consumer->row, keys[0]) & keys_of_row(consumer->args, work, consumer->row + 8, keys[1]);
-    if (!__all_sync(~0u, exact)) {
-        hide_by_mask(s, consumer->args, work, consumer->row, column);
-        return;
-    }
+    keys_of_row(consumer->args, work, consumer->row, keys[0]);
+    keys_of_row(consumer->args, work, consumer->row + 8, keys[1]);
     hide_by_spans(s, keys, column);
 }
 
@@ -938,22 +891,20 @@ static __device__ __forceinline__ void lone_tile(float (&o)[depth_v / 2], unsign
     if (threadIdx.x % 32 == 0) {
         barrier_arrive(bar_k_empty(smem, stage.index));
     }
-    const bool none[2] = {false, false};
     float part[2];
     if (class_of(consumer, what) == 1) hide_unseen(s, consumer, work, column);
-    // of a work's first tile the references are not set, which the sums would tell
-    bool over[2] = {true, true};
-    if (!__all_sync(~0u, rows->reference[0] == unset && rows->reference[1] == unset)) {
-        exponentials(s, p, rows, to_log2, none, part);
-        over[0] = !(part[0] < most_p);
-        over[1] = !(part[1] < most_p);
-    }
-    const bool any_over = __any_sync(~0u, over[0] || over[1]);
-    if (any_over) {
-        const bool of_row[2] = {any_of_row(over[0]), any_of_row(over[1])};  // other rows keep what they have, bit by bit
+    bool moves = __all_sync(~0u, rows->reference[0] == unset && rows->reference[1] == unset);  // of a work's first tile
+    bool may_move[2] = {moves, moves};
+#pragma unroll 1  // the compiler is to see the exponentials once
+    for (;;) {
         float rescale[2];
-        if (move_references(s, rows, of_row, rescale, to_log2)) rescale_o(o, rescale);
-        exponentials(s, p, rows, to_log2, of_row, part);
+        if (moves && move_references(s, rows, may_move, rescale, to_log2)) rescale_o(o, rescale);
+        exponentials(s, p, rows, to_log2, may_move, part);
+        const bool over[2] = {!(part[0] < most_p), !(part[1] < most_p)};
+        if (moves || !__any_sync(~0u, over[0] || over[1])) break;
+        moves = true;
+        may_move[0] = any_of_row(over[0]);  // other rows keep what they have, bit by bit
+        may_move[1] = any_of_row(over[1]);
     }
     rows->sum[0] += part[0];
     rows->sum[1] += part[1];
@@ -988,16 +939,16 @@ static __device__ __forceinline__ unsigned full_tile(float (&o)[depth_v / 2], un
     const unsigned what = from_lane_0(told);
     stage_next(next);
     next->index = uniform(next->index);
-    const bool none[2] = {false, false};
     float part[2];
+    const bool none[2] = {false, false};
     exponentials(s, p, rows, to_log2, none, part);
     const bool over[2] = {!(part[0] < most_p), !(part[1] < most_p)};
     const bool any_over = __any_sync(~0u, over[0] || over[1]);
     if (any_over) {
-        const bool of_row[2] = {any_of_row(over[0]), any_of_row(over[1])};  // other rows keep what they have, bit by bit
+        const bool may_move[2] = {any_of_row(over[0]), any_of_row(over[1])};
         float rescale[2];
-        if (move_references(s, rows, of_row, rescale, to_log2)) rescale_o(o, rescale);
-        exponentials(s, p, rows, to_log2, of_row, part);
+        if (move_references(s, rows, may_move, rescale, to_log2)) rescale_o(o, rescale);
+        exponentials(s, p, rows, to_log2, may_move, part);
     }
     rows->sum[0] += part[0];
     rows->sum[1] += part[1];

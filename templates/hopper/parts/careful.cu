@@ -73,13 +73,6 @@ static __device__ __forceinline__ void search(unsigned smem, Values *values) {
     }
 }
 
-static __device__ __forceinline__ bool anything_found(const Values *values) {
-    bool any = false;
-#pragma unroll
-    for (int i = 0; i < searchers; ++i) any = any || from_lane_0(in_lane_0(&values->found[i]));
-    return any;
-}
-
 // Which of this thread's rows, row and row + 8, see a key that holds such values, a bit each; column is the tile's first.
 static __device__ __forceinline__ unsigned rows_that_see(const LoomArgs *args, const Work *work, int row, int column, const Values *values) {
     unsigned hit = 0;

@@ -2,13 +2,9 @@
 // distance of 64-column chunks in the same, used where columns are contiguous in the operand. Offsets are added to it.
 static __device__ __forceinline__ unsigned operand(unsigned smem, int chunk_distance) { return (smem & 0x3ffff) >> 4 | chunk_distance << 16; }
 
-// The whole descriptor; 8 rows are 1024 bytes. Put together by an instruction of its own: as a sum of 64 bits each use
+// Upper word: 8 rows are 1024 bytes. The words are put together by an instruction of its own: as a sum of 64 bits each use
 // would take an addition with carry.
-static __device__ __forceinline__ unsigned long long descriptor(unsigned operand) {
-    unsigned long long whole;
-    asm("mov.b64 %0, {%1, %2};" : "=l"(whole) : "r"(operand), "r"(1024 >> 4 | 1 << 30));
-    return whole;
-}
+constexpr unsigned operand_high = 1024 >> 4 | 1 << 30;
 
 static __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 

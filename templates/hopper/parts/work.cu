@@ -42,7 +42,7 @@ static __device__ __forceinline__ bool work_of(const LoomArgs *args, const Round
 //@ if has_mask then
     const int list = round / rounds->of_list, round_of_list = round - list * rounds->of_list;
     const unsigned first = list * rounds->list_heads, present = min(rounds->list_heads, heads - (int)first);
-    const unsigned turn = (blockIdx.x + gridDim.x - first * tiles % gridDim.x) % gridDim.x;
+    const unsigned start = first * tiles % gridDim.x, turn = blockIdx.x < start ? blockIdx.x + gridDim.x - start : blockIdx.x - start;
     const unsigned place = round_of_list * gridDim.x + (round_of_list & 1 ? gridDim.x - 1 - turn : turn);
     if (place >= present * tiles) return false;
     const unsigned row = place / present;
