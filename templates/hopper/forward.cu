@@ -265,12 +265,12 @@ static __device__ __forceinline__ bool is_full(unsigned what) { return (what & 0
 //@ if has_mask then
 // Whether the searchers have found something in the values of a tile, if they have looked.
 static __device__ __forceinline__ bool search_found(const Consumer *consumer, bool searched, Stage stage) {
-    bool found = false;
+    unsigned found = 0;
     if (searched) {
         barrier_wait(bar_v_full(consumer->smem, stage.index), stage.parity);  // so the stage's search before has ended: not all wait for it
         barrier_wait(bar_checked(consumer->smem, stage.index), stage.parity);
-        const volatile unsigned *of_searchers = consumer->values[stage.index].found;
-        if (threadIdx.x % 32 < searchers) found = of_searchers[threadIdx.x % 32];
+#pragma unroll
+        for (int i = 0; i < searchers; ++i) found |= in_lane_0(&consumer->values[stage.index].found[i]);
     }
     // A vote: the compiler knows that warps stay together, and keeps operands in uniform registers.
     return __any_sync(~0u, found);
