@@ -311,21 +311,23 @@ end
 
 -- What was the best of a sweep on an H200, in bursts and sustained, for head dims that many have: {most keys that the last
 -- query sees, schedule}, without mask and with one. Source: bench/results/h200-hopper-schedules.csv.
-local FAST_128 = "tile=128x128 stages=2 q_buffers=1 q_registers=1 p_sets=1 ping_pong=1"
-local WIDE_128 = "tile=192x80 stages=4 q_buffers=1 q_registers=0 p_sets=1 ping_pong=1"
 local FAST_64 = "tile=256x64 stages=6 q_buffers=2 q_registers=0 p_sets=1 ping_pong=1"
+local FAST_128 = "tile=128x128 stages=2 q_buffers=1 q_registers=1 p_sets=1 ping_pong=1"
+local TWO_SETS_128 = "tile=128x128 stages=2 q_buffers=2 q_registers=0 p_sets=2 ping_pong=1"
+local WIDE_128 = "tile=192x80 stages=4 q_buffers=1 q_registers=0 p_sets=1 ping_pong=1"
+local LONG_256 = "tile=128x80 stages=2 q_buffers=1 q_registers=0 p_sets=1 ping_pong=1"
 local HOPPER_MEASURED = {
     [64] = {
         full = {{4096, FAST_64}, {math.huge, "tile=192x128 stages=4 q_buffers=2 q_registers=0 p_sets=1 ping_pong=1"}},
         masked = {{math.huge, FAST_64}},
     },
     [128] = {
-        full = {{1024, FAST_128}, {math.huge, WIDE_128}},
-        masked = {{2048, FAST_128}, {8192, "tile=128x128 stages=2 q_buffers=2 q_registers=0 p_sets=2 ping_pong=1"}, {math.huge, WIDE_128}},
+        full = {{512, FAST_128}, {1024, TWO_SETS_128}, {math.huge, WIDE_128}},
+        masked = {{2048, FAST_128}, {8192, TWO_SETS_128}, {math.huge, WIDE_128}},
     },
     [256] = {
-        full = {{math.huge, "tile=128x64 stages=2 q_buffers=1 q_registers=0 p_sets=1 ping_pong=1"}},
-        masked = {{8192, "tile=128x64 stages=2 q_buffers=1 q_registers=0 p_sets=2 ping_pong=1"}, {math.huge, "tile=128x80 stages=2 q_buffers=1 q_registers=0 p_sets=1 ping_pong=1"}},
+        full = {{8192, "tile=128x64 stages=2 q_buffers=1 q_registers=0 p_sets=1 ping_pong=1"}, {math.huge, LONG_256}},
+        masked = {{8192, "tile=128x64 stages=2 q_buffers=1 q_registers=0 p_sets=2 ping_pong=1"}, {math.huge, LONG_256}},
     },
 }
 
