@@ -1,6 +1,7 @@
 -- interval: tile classes and spans never contradict the elements, and are tight for the masks people use.
 
 local expression = require "expression"
+local functions = require "functions"
 local interval = require "interval"
 local problem = require "problem"
 local random = require "random"
@@ -121,6 +122,34 @@ function tests.spans_are_sound()
         end
     end
     assert(walks > 1000, "too few masks had walk range: " .. walks)
+end
+
+-- Kernels that are told so take the outer spans of a row for what it sees.
+function tests.single_rows_are_exact_where_it_is_said()
+    random.seed(40)
+    local exact, others = 0, 0
+    for i = 1, 2000 do
+        local text = random.plain_mask(i % 3)
+        local mask = parse_mask(text)
+        local uses = functions.uses {mask = mask}
+        if uses.exact_rows then
+            exact = exact + 1
+            for _ = 1, 5 do
+                local env = random.launch()
+                local box = random_box(env)
+                box.q_hi = box.q_lo
+                for _, span in ipairs(interval.spans(mask, box, "keys", values_of(env))) do
+                    local outer, inner = span.outer, span.inner
+                    if outer[1] <= outer[2] and (outer[1] ~= inner[1] or outer[2] ~= inner[2]) then
+                        error(("outer %d..%d, inner %d..%d\n%s l=%d"):format(outer[1], outer[2], inner[1], inner[2], describe(text, box), env.l))
+                    end
+                end
+            end
+        elseif uses.walk == "range" then
+            others = others + 1
+        end
+    end
+    assert(exact > 500 and others > 50, ("too few masks: %d exact, %d not"):format(exact, others))
 end
 
 -- Counts tiles of 16 x 16 that are visited and full by the walk, and those that should be.
