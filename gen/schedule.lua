@@ -275,24 +275,22 @@ local HOPPER_ONE_BUFFER = 250                         -- more where its queries 
 local HOPPER_PARTIAL = 600                            -- more for each tile that a mask cuts
 local TYPICAL_HOPPER_SEQ = 2048
 
--- hint: shape of which lengths are known where they are above 0, or nil
-local function lengths(hint)
-    return hint and hint.seq_q > 0 and hint.seq_q or TYPICAL_HOPPER_SEQ, hint and hint.seq_k > 0 and hint.seq_k or TYPICAL_HOPPER_SEQ
-end
-
--- Keys that the last query may see: all under a causal mask, as many as a window is wide.
-local function keys_seen(problem, seq_q, seq_k)
-    if interval.walk(problem.mask).kind ~= "range" then return seq_k end
+-- Lengths of a hint, typical ones where it is nil or 0, and the keys that the last query may see: all under a causal mask,
+-- as many as a window is wide. Once a choice, not once a candidate.
+local function lengths_of(problem, hint)
+    local seq_q = hint and hint.seq_q > 0 and hint.seq_q or TYPICAL_HOPPER_SEQ
+    local seq_k = hint and hint.seq_k > 0 and hint.seq_k or TYPICAL_HOPPER_SEQ
+    if interval.walk(problem.mask).kind ~= "range" then return {seq_q = seq_q, seq_k = seq_k, seen = seq_k} end
     local seen, last = 0, seq_k - 1
     local box = {b = 0, h = 0, hkv = 0, q_start = seq_k - seq_q, k_start = 0, seq_q = seq_q, seq_k = seq_k, q_lo = last, q_hi = last}
     for _, span in ipairs(interval.spans(problem.mask, box, "keys", {params = {}})) do
         seen = seen + math.max(span.outer[2] - span.outer[1] + 1, 0)
     end
-    return math.max(math.min(seen, seq_k), 1)
+    return {seq_q = seq_q, seq_k = seq_k, seen = math.max(math.min(seen, seq_k), 1)}
 end
 
-local function hopper_forward_cost(problem, s, _, hint)
-    local seq_q, seq_k = lengths(hint)
+local function hopper_forward_cost(problem, s, _, lengths)
+    local seq_q, seq_k = lengths.seq_q, lengths.seq_k
     local elements, warpgroups = s.tile_q * s.tile_k, s.tile_q // 64
     local products = elements * (problem.d + problem.dv) / HOPPER_PRODUCTS
     local exponentials = elements / HOPPER_EXPONENTIALS
@@ -301,7 +299,7 @@ local function hopper_forward_cost(problem, s, _, hint)
     local work = HOPPER_WORK + HOPPER_WORK_DIM * problem.d + (s.q_buffers == 1 and s.q_registers == 0 and HOPPER_ONE_BUFFER or 0)
     local seen, visited = seq_k, seq_k // -s.tile_k * -s.tile_k
     if problem.mask then -- on average half of the keys, as under a causal mask, or what fewer the last query sees
-        seen = math.min(seq_k / 2, keys_seen(problem, seq_q, seq_k))
+        seen = math.min(seq_k / 2, lengths.seen)
         visited = seen + (s.tile_q + s.tile_k) / 2
         work = work + HOPPER_PARTIAL * (s.tile_q // s.tile_k + 1)
     end
@@ -331,12 +329,10 @@ local HOPPER_MEASURED = {
     },
 }
 
-local function measured(problem, pass, target, hint)
+local function measured(problem, pass, target, lengths)
     local rows = target == "hopper" and pass == "forward" and problem.d == problem.dv and HOPPER_MEASURED[problem.d]
-    if not rows then return nil end
-    local seen = keys_seen(problem, lengths(hint))
-    for _, row in ipairs(problem.mask and rows.masked or rows.full) do
-        if seen <= row[1] then return row[2] end
+    for _, row in ipairs(rows and (problem.mask and rows.masked or rows.full) or {}) do
+        if lengths.seen <= row[1] then return row[2] end
     end
 end
 
@@ -399,17 +395,17 @@ local function rejection(s, problem, pass, target, a)
 end
 
 function schedule.choose(problem, pass, target, a, forced, hint)
-    local candidates, best = {}, nil
+    local candidates, best, lengths = {}, nil, lengths_of(problem, hint)
     local function add(s, text, is_measured)
         local row = {values = s, text = text, rejected = rejection(s, problem, pass, target, a)}
         if is_measured and row.rejected then return end
         if not row.rejected then
-            row.cost, row.measured = COST[target][pass](problem, s, a, hint), is_measured
+            row.cost, row.measured = COST[target][pass](problem, s, a, lengths), is_measured
             if not best or (not best.measured and row.cost < best.cost) then best = row end
         end
         candidates[#candidates + 1] = row
     end
-    local space, known = SPACE[target][pass](problem, a), measured(problem, pass, target, hint)
+    local space, known = SPACE[target][pass](problem, a), measured(problem, pass, target, lengths)
     if known then add(parse(known, target, pass, space[1]), known, true) end
     for _, s in ipairs(space) do
         local text = schedule.text(target, pass, s)

@@ -29,23 +29,18 @@ constexpr float unset = -3.40282347e38f;  // reference of a row that has seen no
 
 //@ part("wgmma")
 
-//@ -- Offsets of steps of 16: along rows of 64 columns, of which `rows` lie in a chunk, and from 16 rows to the next.
-//@ local function along_columns(rows, depth)
-//@     local offsets = {}
-//@     for i = 0, depth // 16 - 1 do offsets[i + 1] = i // 4 * (rows * 8) + i % 4 * 2 end
-//@     return offsets
-//@ end
-//@ local function along_rows(depth)
-//@     local offsets = {}
-//@     for i = 0, depth // 16 - 1 do offsets[i + 1] = i * 128 end
-//@     return offsets
+//@ -- Offsets of an operand's steps of 16: along its columns, in chunks of 64 with so many rows, or else down its rows.
+//@ local function offsets(depth, chunk_rows)
+//@     local list = {}
+//@     for i = 0, depth // 16 - 1 do list[i + 1] = chunk_rows and i // 4 * (chunk_rows * 8) + i % 4 * 2 or i * 128 end
+//@     return list
 //@ end
 //@ text(wgmma{name = "multiply_qk", comment = "Starts s = Q K^T of a warpgroup.", columns = c.tile_k, dtype = dtype, first = true,
-//@            a = c.q_registers == 1 and {"registers"} or {"shared", along_columns(c.tile_q, c.depth_qk)},
-//@            b = along_columns(c.tile_k, c.depth_qk)})
+//@            a = c.q_registers == 1 and {"registers"} or {"shared", offsets(c.depth_qk, c.tile_q)},
+//@            b = offsets(c.depth_qk, c.tile_k)})
 
 //@ text(wgmma{name = "multiply_pv", comment = "Starts o += P V of a warpgroup.", columns = c.depth_v, dtype = dtype, transposed = true,
-//@            a = {"registers"}, b = along_rows(c.tile_k)})
+//@            a = {"registers"}, b = offsets(c.tile_k)})
 
 //@ part("pack")
 
