@@ -3,7 +3,7 @@
 usage: peers_beside.py OUT.csv --attnloom build/attnloom --peers peers.py --commit ID
                        [--mode burst,sustained] [--pass forward,backward] [--hdim 64,128,256]
                        [--seqlen 512,...] [--backends cudnn,fa2] [--dtype bf16] [--target hopper]
-                       [--repeat 3] [--fa3 results/h200-fa3-table.csv]
+                       [--repeat 3] [--fa3 results/h200-fa3-table.csv] [--fa3-program fa3_forward]
 
 `--peers` is a script that is called as `peers.py OUT.csv --mode .. --pass fwd,bwd --hdim .. --seqlen .. --backends ..
 --dtype ..` and writes the columns pass,dtype,hdim,causal,seqlen,batch,heads,backend,mode,ms,tflops. It needs PyTorch.
@@ -15,7 +15,8 @@ that cell; a cell that Attnloom lacks is an error. Without a peer in a cell the 
 With `--repeat N` Attnloom and the peers are timed in turns, N times each for one head dim after the other, and every
 row is the median of its N.
 
-cuDNN is timed in every run. FlashAttention-3 is not run: backend fa3 is its time in the table `--fa3` (columns
+cuDNN is timed in every run. With `--fa3-program fa3_forward` (bf16, forward; fa3_forward.cu says how it is built) so is
+FlashAttention-3. Without, it is not run: backend fa3 is its time in the table `--fa3` (columns
 mode,pass,hdim,causal,seqlen,fa3_ms,cudnn_ms, bf16), times cuDNN's time here / cuDNN's time in the table. It is left out
 of cells that cuDNN or the table lacks, and of all with `--fa3 ""`; the default table was measured on an H200.
 """
@@ -47,7 +48,10 @@ def arguments():
     parser.add_argument("--target", help="family of kernels (default: the best one for the device)")
     parser.add_argument("--repeat", type=odd, default=1, help="odd: times that ours and the peers take turns")
     parser.add_argument("--fa3", default=FA3_TABLE, help="table of FlashAttention-3 and cuDNN; empty: none")
+    parser.add_argument("--fa3-program", help="program that times FlashAttention-3, instead of the table")
     args = parser.parse_args()
+    if args.fa3_program and (args.passes, args.dtype) != ("forward", "bf16"):
+        parser.error("--fa3-program needs --pass forward --dtype bf16")
     if "cudnn" not in args.backends.split(","):
         args.backends = "cudnn," + args.backends
     return args
@@ -83,15 +87,21 @@ def run_ours(args, hdim):
                  args.dtype)
 
 
-def run_peers(args, hdim):
-    passes = ",".join(PASS[name] for name in args.passes.split(","))
+def rows_written(args, hdim, command, *options):
+    """The rows that `command` writes to the file it is given."""
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "peers.csv")
-        command = [sys.executable, args.peers, path, "--mode", args.mode, "--pass", passes, "--hdim", hdim,
-                   "--seqlen", args.seqlen, "--backends", args.backends, "--dtype", args.dtype]
-        subprocess.run(command, stdout=sys.stderr, check=True)
+        subprocess.run([*command, path, "--mode", args.mode, "--hdim", hdim, "--seqlen", args.seqlen, *options],
+                       stdout=sys.stderr, check=True)
         with open(path, newline="") as file:
             return read_rows(file)
+
+
+def run_peers(args, hdim):
+    passes = ",".join(PASS[name] for name in args.passes.split(","))
+    rows = rows_written(args, hdim, [sys.executable, args.peers], "--pass", passes, "--backends", args.backends, "--dtype",
+                        args.dtype)
+    return rows + rows_written(args, hdim, [args.fa3_program]) if args.fa3_program else rows
 
 
 def cell_of(row):
@@ -157,7 +167,7 @@ def main():
             ours += run_ours(args, hdim)
             peers += run_peers(args, hdim)
     ours, peers = medians(ours), medians(peers)
-    if args.fa3:
+    if args.fa3 and not args.fa3_program:
         peers += fa3_rows(peers, args.fa3)
     write(stem_of(args.out) + "-rows.csv", COLUMNS, ([row[name] for name in COLUMNS] for row in ours + peers))
     merged = merge(ours, peers, args.commit)
@@ -166,7 +176,7 @@ def main():
     if ratios:
         print(f"{len(merged)} cells, ratio to the best peer: least {ratios[0]:.3f}, median {ratios[len(ratios) // 2]:.3f}",
               file=sys.stderr)
-    if args.fa3:
+    if args.fa3 or args.fa3_program:
         lacking = len(merged) - sum(row["backend"] == "fa3" for row in peers)
         print(f"cells without a figure of FlashAttention-3: {lacking}", file=sys.stderr)
 
