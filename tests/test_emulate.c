@@ -668,6 +668,8 @@ static void blocks_get_as_much(void **state) {
         {"bf16 d=16 mask={window(127, 0)}", RUN(1, 10, 1, 256, 256, 5, 1)}, /* lists of 8 works for 5 blocks */
         {"bf16 d=16 causal", RUN(1, 10, 1, 256, 256, 5, 1)},
         {"bf16 d=16 causal", RUN(1, 6, 1, 512, 512, 3, 1)},
+        {"bf16 d=16 mask={causal & window(127, 0)}", RUN(1, 2, 1, 768, 768, 7, 1)}, /* one list: queries see few keys */
+        {"bf16 d=144 causal", RUN(1, 8, 1, 256, 256, 8, 1)},                        /* lists of one round */
     };
     for (size_t i = 0; i < COUNT(SHARES); i++) {
         const run *r = &SHARES[i].run;

@@ -1,6 +1,8 @@
 //@ -- With two sets of P a tile that is full for a warpgroup is one for its loop of full tiles even if it is not full for all.
 //@ -- With one nothing would hide the question, in each tile, whether the one before was such a tile.
 //@ local own_class = has_mask and c.p_sets == 2
+//@ -- What ends the rows of a work runs beside its last product where P has two sets; with one that was no gain.
+//@ local rows_end_early = c.p_sets == 2
 //@ text(header)
 
 //@ text(constants)
@@ -106,6 +108,24 @@ static __device__ __forceinline__ unsigned bar_checked(unsigned smem, int stage)
 
 // -- Planner: one warp finds the works of the block and the tiles that they visit --------------------------------
 
+//@ if has_mask then
+// Keys that the last query of the first head sees, at most.
+static __device__ __forceinline__ int keys_seen(const LoomArgs *args) {
+//@ if walk == "range" then
+    const Work work = {0, 0, 0, 0, args->seq_q, args->seq_k, args->q_start, args->k_start};
+    const int last = args->q_start + args->seq_q - 1;
+    Span outer[num_spans], inner[num_spans];
+    visible_keys(args, &work, last, last, outer, inner);
+    int seen = 0;
+#pragma unroll
+    for (int i = 0; i < num_spans; ++i) seen += max(outer[i].hi - outer[i].lo + 1, 0);
+    return seen;
+//@ else
+    return args->seq_k;
+//@ end
+}
+
+//@ end
 static __device__ __forceinline__ void push_plan(unsigned smem, Plan *plans, unsigned count, int tile, unsigned what, int nth) {
     const int place = count % plan_places;
     barrier_wait(bar_plan_empty(smem, place), (count / plan_places & 1) ^ 1);
@@ -118,7 +138,11 @@ static __device__ __forceinline__ void push_plan(unsigned smem, Plan *plans, uns
 //@ local spans = walk == "range" and ", Spans *spans" or ""
 //@ text("static __device__ __forceinline__ void plan_tiles(const LoomArgs *args, unsigned smem, Plan *plans, Work *works" .. spans .. ") {")
     const bool leader = threadIdx.x % 32 == 0;
+//@ if has_mask then
+    const Rounds rounds = rounds_of(args, keys_seen(args));
+//@ else
     const Rounds rounds = rounds_of(args);
+//@ end
     unsigned count = 0;
     int nth = 0;
     for (int round = 0; round < rounds.count; ++round) {
@@ -294,10 +318,46 @@ static __device__ __forceinline__ void spoil_noted(float (&o)[depth_v / 2], cons
 }
 
 //@ end
-// The last O += P V.
-//@ text("static __device__ __forceinline__ void finish_pv(float (&o)[depth_v / 2], const unsigned (&p)[tile_k / 4], const Consumer *consumer, " .. (own_class and "unsigned what, " or "") .. "Stage stage) {")
+// What a thread keeps of its two rows.
+typedef struct Rows {
+    float reference[2];  // in units of S: exponents of P are relative to it
+    float sum[2];        // this thread's part of the sum of P
+} Rows;
+
+// Ends the rows of a work: writes LSE; what O is to be multiplied by.
+static __device__ __forceinline__ void end_rows(const LoomArgs *args, const Work *work, const Rows *rows, int row, float (&inverse)[2]) {
+    float *lse = args->lse + work->batch * args->lse_stride_batch + work->head * args->lse_stride_head;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        float total = rows->sum[half];
+        total += __shfl_xor_sync(~0u, total, 1);
+        total += __shfl_xor_sync(~0u, total, 2);
+        inverse[half] = total == 0 ? 0 : __fdividef(1, total);
+        if (args->lse && threadIdx.x % 4 == 0 && row + 8 * half < work->seq_q) {
+//@ if has_score then
+            const float reference = rows->reference[half];
+//@ else
+            const float reference = __fmul_rn(rows->reference[half], args->scale);
+//@ end
+            lse[(row + 8 * half) * args->lse_stride_seq] =
+                total == 0 ? __int_as_float(0xff800000) : reference + log2_approx(total * unit) * ln_2;
+        }
+    }
+}
+
+//@ if rows_end_early then
+// O += P V of a tile that no full one follows; with the last of a work runs what ends its rows.
+static __device__ __forceinline__ void finish_pv(float (&o)[depth_v / 2], const unsigned (&p)[tile_k / 4], const Consumer *consumer, unsigned what, Stage stage,
+                                                 const Work *work, const Rows *rows, float (&inverse)[2]) {
+//@ else
+// O += P V of a tile that no full one follows.
+static __device__ __forceinline__ void finish_pv(float (&o)[depth_v / 2], const unsigned (&p)[tile_k / 4], const Consumer *consumer, Stage stage) {
+//@ end
     barrier_wait(bar_v_full(consumer->smem, stage.index), stage.parity);
     start_pv(o, p, values_in(consumer, stage));
+//@ if rows_end_early then
+    if (what & is_last) end_rows(consumer->args, work, rows, consumer->row, inverse);
+//@ end
     wgmma_wait<0>();
 //@ if own_class then
     note_spoilt(consumer, what, stage);
@@ -387,12 +447,6 @@ static __device__ __forceinline__ void score_tile(float (&s)[tile_k / 2], const 
 }
 
 //@ end
-// What a thread keeps of its two rows.
-typedef struct Rows {
-    float reference[2];  // in units of S: exponents of P are relative to it
-    float sum[2];        // this thread's part of the sum of P
-} Rows;
-
 // Moves the references of the rows that may to their maximum in this tile, if that is larger. O is to be multiplied by
 // `rescale` where the warp is told that one moved.
 static __device__ __forceinline__ bool move_references(const float (&s)[tile_k / 2], Rows *rows, const bool (&may_move)[2], float (&rescale)[2],
@@ -616,27 +670,6 @@ static __device__ __forceinline__ void hide_unseen(float (&s)[tile_k / 2], const
 }
 
 //@ end
-// Ends the rows of a work: writes LSE; what O is to be multiplied by.
-static __device__ __forceinline__ void end_rows(const LoomArgs *args, const Work *work, const Rows *rows, int row, float (&inverse)[2]) {
-    float *lse = args->lse + work->batch * args->lse_stride_batch + work->head * args->lse_stride_head;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        float total = rows->sum[half];
-        total += __shfl_xor_sync(~0u, total, 1);
-        total += __shfl_xor_sync(~0u, total, 2);
-        inverse[half] = total == 0 ? 0 : __fdividef(1, total);
-        if (args->lse && threadIdx.x % 4 == 0 && row + 8 * half < work->seq_q) {
-//@ if has_score then
-            const float reference = rows->reference[half];
-//@ else
-            const float reference = __fmul_rn(rows->reference[half], args->scale);
-//@ end
-            lse[(row + 8 * half) * args->lse_stride_seq] =
-                total == 0 ? __int_as_float(0xff800000) : reference + log2_approx(total * unit) * ln_2;
-        }
-    }
-}
-
 //@ if c.o_shared == 1 then
 // Writes O through shared memory: each warp copies its 16 rows, in the swizzle of boxes.
 static __device__ __forceinline__ void store_o(const float (&o)[depth_v / 2], const float (&inverse)[2], const Consumer *consumer, const Work *work) {
@@ -753,6 +786,7 @@ static __device__ __forceinline__ void store_o(const float (&o)[depth_v / 2], co
         // [2] tiles from the last key back
         const Work *of_work = &works[nth % work_places];
         unsigned what;
+        float inverse[2];  // what O is to be multiplied by
 //@ if c.p_sets == 2 then
         unsigned p_other[tile_k / 4];  // P of neighbours has places of its own, since one is read while the other is made
 //@ end
@@ -763,6 +797,9 @@ static __device__ __forceinline__ void store_o(const float (&o)[depth_v / 2], co
                 skip_tile(&consumer, stage);
 //@ if c.q_registers == 0 then
                 if (what & is_last && lane == 0) barrier_arrive(bar_q_empty(smem, buffer));
+//@ end
+//@ if rows_end_early then
+                if (what & is_last) end_rows(args, of_work, &rows, consumer.row, inverse);
 //@ end
             } else {
                 lone_tile(o, p, &rows, q, &consumer, of_work, what, stage);
@@ -780,7 +817,7 @@ static __device__ __forceinline__ void store_o(const float (&o)[depth_v / 2], co
 //@ if c.q_registers == 0 then
                     if (what & is_last && lane == 0) barrier_arrive(bar_q_empty(smem, buffer));
 //@ end
-                    //@ text("finish_pv(o, " .. names[1] .. ", &consumer, " .. (own_class and "what, " or "") .. "stage_before(stage));")
+                    //@ text("finish_pv(o, " .. names[1] .. ", &consumer, " .. (rows_end_early and "what, stage_before(stage), of_work, &rows, inverse" or "stage_before(stage)") .. ");")
                     break;
                 }
                 //@ text("what = full_tile(o, " .. names[2] .. ", &rows, q, &consumer, of_work, " .. (own_class and "what, " or "") .. "&stage);")
@@ -792,8 +829,9 @@ static __device__ __forceinline__ void store_o(const float (&o)[depth_v / 2], co
 //@ if own_class then
         spoil_noted(o, &consumer);
 //@ end
-        float inverse[2];
+//@ if not rows_end_early then
         end_rows(args, of_work, &rows, consumer.row, inverse);
+//@ end
         store_o(o, inverse, &consumer, of_work);
     }
 //@ if c.o_shared == 1 then

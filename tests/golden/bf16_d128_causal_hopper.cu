@@ -83,19 +83,23 @@ typedef struct Work {
 
 // Works are dealt out to the blocks list by list, round by round. Under a causal mask works get shorter along a list, so
 // every other round runs backward and all blocks get as much. A list has the tiles of so many heads that it takes about
-// two rounds, the last rows of all its heads first: few heads at once, so that their keys stay in the L2 cache. Four even
-// out better, where a head has many tiles and its keys are not too wide. A list starts behind the block that the one before
-// has ended with: else the same blocks would get the short works of every list, and nothing in its last round.
+// two rounds, the last rows of all its heads first: few heads at once, so that their keys stay in the L2 cache. Where a
+// head has many tiles and its keys are not too wide, four even out better; where it has few and they are wide, one keeps
+// more keys. In a window a query sees few of them, so that as many more heads have theirs in the cache. A list starts
+// behind the block that the one before has ended with: else the same blocks would get the short works of every list, and
+// nothing in its last round.
 typedef struct Rounds {
     int count;       // of all lists
     int of_list;     // rounds of one
     int list_heads;  // heads of one
 } Rounds;
 
-static __device__ __forceinline__ Rounds rounds_of(const LoomArgs *args) {
+// `seen`: keys that the last query of a head sees.
+static __device__ __forceinline__ Rounds rounds_of(const LoomArgs *args, int seen) {
     const int heads = args->batch * args->heads_q, tiles = (args->seq_q + tile_q - 1) / tile_q;
     Rounds rounds;
-    const int about = depth_qk + depth_v <= 256 && tiles >= 16 ? 4 : 2;
+    const bool wide = depth_qk + depth_v > 256;
+    const int about = (!wide && tiles >= 16 ? 4 : wide && tiles <= 4 ? 1 : 2) * min(max(args->seq_k / max(seen, 1), 1), 1024);
     rounds.list_heads = min(max((int)(about * gridDim.x) / tiles, 1), heads);
     rounds.of_list = ((unsigned)(rounds.list_heads * tiles) + gridDim.x - 1) / gridDim.x;
     rounds.count = rounds.of_list * (((unsigned)heads + rounds.list_heads - 1) / rounds.list_heads);
@@ -108,7 +112,7 @@ static __device__ __forceinline__ bool work_of(const LoomArgs *args, const Round
     const int list = round / rounds->of_list, round_of_list = round - list * rounds->of_list;
     const unsigned first = list * rounds->list_heads, present = min(rounds->list_heads, heads - (int)first);
     const unsigned start = first * tiles % gridDim.x, turn = blockIdx.x < start ? blockIdx.x + gridDim.x - start : blockIdx.x - start;
-    const unsigned place = round_of_list * gridDim.x + (round_of_list & 1 ? gridDim.x - 1 - turn : turn);
+    const unsigned place = round_of_list * gridDim.x + (round & 1 ? gridDim.x - 1 - turn : turn);
     if (place >= present * tiles) return false;
     const unsigned row = place / present;
     const int head = first + place - row * present;
@@ -578,6 +582,18 @@ static __device__ __forceinline__ void spoil(float (&o)[depth_v / 2], const unsi
 
 // -- Planner: one warp finds the works of the block and the tiles that they visit --------------------------------
 
+// Keys that the last query of the first head sees, at most.
+static __device__ __forceinline__ int keys_seen(const LoomArgs *args) {
+    const Work work = {0, 0, 0, 0, args->seq_q, args->seq_k, args->q_start, args->k_start};
+    const int last = args->q_start + args->seq_q - 1;
+    Span outer[num_spans], inner[num_spans];
+    visible_keys(args, &work, last, last, outer, inner);
+    int seen = 0;
+#pragma unroll
+    for (int i = 0; i < num_spans; ++i) seen += max(outer[i].hi - outer[i].lo + 1, 0);
+    return seen;
+}
+
 static __device__ __forceinline__ void push_plan(unsigned smem, Plan *plans, unsigned count, int tile, unsigned what, int nth) {
     const int place = count % plan_places;
     barrier_wait(bar_plan_empty(smem, place), (count / plan_places & 1) ^ 1);
@@ -589,7 +605,7 @@ static __device__ __forceinline__ void push_plan(unsigned smem, Plan *plans, uns
 
 static __device__ __forceinline__ void plan_tiles(const LoomArgs *args, unsigned smem, Plan *plans, Work *works, Spans *spans) {
     const bool leader = threadIdx.x % 32 == 0;
-    const Rounds rounds = rounds_of(args);
+    const Rounds rounds = rounds_of(args, keys_seen(args));
     unsigned count = 0;
     int nth = 0;
     for (int round = 0; round < rounds.count; ++round) {
@@ -746,7 +762,30 @@ static __device__ __forceinline__ bool search_found(const Consumer *consumer, bo
     return __any_sync(~0u, found);
 }
 
-// The last O += P V.
+// What a thread keeps of its two rows.
+typedef struct Rows {
+    float reference[2];  // in units of S: exponents of P are relative to it
+    float sum[2];        // this thread's part of the sum of P
+} Rows;
+
+// Ends the rows of a work: writes LSE; what O is to be multiplied by.
+static __device__ __forceinline__ void end_rows(const LoomArgs *args, const Work *work, const Rows *rows, int row, float (&inverse)[2]) {
+    float *lse = args->lse + work->batch * args->lse_stride_batch + work->head * args->lse_stride_head;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        float total = rows->sum[half];
+        total += __shfl_xor_sync(~0u, total, 1);
+        total += __shfl_xor_sync(~0u, total, 2);
+        inverse[half] = total == 0 ? 0 : __fdividef(1, total);
+        if (args->lse && threadIdx.x % 4 == 0 && row + 8 * half < work->seq_q) {
+            const float reference = __fmul_rn(rows->reference[half], args->scale);
+            lse[(row + 8 * half) * args->lse_stride_seq] =
+                total == 0 ? __int_as_float(0xff800000) : reference + log2_approx(total * unit) * ln_2;
+        }
+    }
+}
+
+// O += P V of a tile that no full one follows.
 static __device__ __forceinline__ void finish_pv(float (&o)[depth_v / 2], const unsigned (&p)[tile_k / 4], const Consumer *consumer, Stage stage) {
     barrier_wait(bar_v_full(consumer->smem, stage.index), stage.parity);
     start_pv(o, p, values_in(consumer, stage));
@@ -780,12 +819,6 @@ static __device__ __forceinline__ void hide_by_spans(float (&s)[tile_k / 2], con
         if (k < keys[i / 2 % 2][0].lo - column) s[i] = __int_as_float(0xff800000);
     }
 }
-
-// What a thread keeps of its two rows.
-typedef struct Rows {
-    float reference[2];  // in units of S: exponents of P are relative to it
-    float sum[2];        // this thread's part of the sum of P
-} Rows;
 
 // Moves the references of the rows that may to their maximum in this tile, if that is larger. O is to be multiplied by
 // `rescale` where the warp is told that one moved.
@@ -955,23 +988,6 @@ static __device__ __forceinline__ unsigned full_tile(float (&o)[depth_v / 2], un
     return what;
 }
 
-// Ends the rows of a work: writes LSE; what O is to be multiplied by.
-static __device__ __forceinline__ void end_rows(const LoomArgs *args, const Work *work, const Rows *rows, int row, float (&inverse)[2]) {
-    float *lse = args->lse + work->batch * args->lse_stride_batch + work->head * args->lse_stride_head;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        float total = rows->sum[half];
-        total += __shfl_xor_sync(~0u, total, 1);
-        total += __shfl_xor_sync(~0u, total, 2);
-        inverse[half] = total == 0 ? 0 : __fdividef(1, total);
-        if (args->lse && threadIdx.x % 4 == 0 && row + 8 * half < work->seq_q) {
-            const float reference = __fmul_rn(rows->reference[half], args->scale);
-            lse[(row + 8 * half) * args->lse_stride_seq] =
-                total == 0 ? __int_as_float(0xff800000) : reference + log2_approx(total * unit) * ln_2;
-        }
-    }
-}
-
 // Writes O through shared memory: each warp copies its 16 rows, in the swizzle of boxes.
 static __device__ __forceinline__ void store_o(const float (&o)[depth_v / 2], const float (&inverse)[2], const Consumer *consumer, const Work *work) {
     const int lane = threadIdx.x % 32, first_row = 64 * consumer->warpgroup + 16 * (threadIdx.x / 32 % 4);
@@ -1038,6 +1054,7 @@ static __device__ __forceinline__ void consume(const LoomArgs *args, unsigned sm
         // [2] tiles from the last key back
         const Work *of_work = &works[nth % work_places];
         unsigned what;
+        float inverse[2];  // what O is to be multiplied by
         do {
             what = await_tile(&consumer, stage);
             const bool unseen = class_of(&consumer, what) == 0;
@@ -1059,7 +1076,6 @@ static __device__ __forceinline__ void consume(const LoomArgs *args, unsigned sm
         } while (!(what & is_last));
 
         // [3] O and LSE
-        float inverse[2];
         end_rows(args, of_work, &rows, consumer.row, inverse);
         store_o(o, inverse, &consumer, of_work);
     }
