@@ -1,7 +1,8 @@
 --[[ functions: the text of a problem's mask and score, in C (for host) and CUDA (for mma).
 
   functions.text(problem, language, wanted) -> text; language is "c" or "cuda"; wanted {keys=, queries=, slope=} leaves out
-                                       the walks and the slope a kernel does not call, nil takes all
+                                       the walks and the slope a kernel does not call, nil takes all; with offsets = true
+                                       the score is that of an element beside the one at q and k, see ELEMENT_SCORE_BESIDE
   functions.uses(problem)           -> {mask =, score = bool, walk = "range" | "classify", num_spans =, exact_rows =};
                                        exact_rows: the spans of a single row are what it sees, whatever its position
 
@@ -49,6 +50,29 @@ local function is_costly(node)
     if node.op == "load" or node.op == "?:" then return true end
     if expression.functions[node.op] then return node.op ~= "f32" and node.op ~= "i32" end
     return node.type == "f32" or node.op == "/" or node.op == "%"
+end
+
+-- By how much an i32 node grows with q (or row) and with k (or col), where it is a sum of multiples of them and of what
+-- does not depend on them; nil where it is not.
+local GROWS = {q = {1, 0}, row = {1, 0}, k = {0, 1}, col = {0, 1}}
+local function growth(node)
+    if node.op == "var" and GROWS[node.name] then return table.unpack(GROWS[node.name]) end
+    if node.op == "+" or node.op == "-" then
+        local sign = node.op == "+" and 1 or -1
+        local aq, ak = growth(node.args[1])
+        local bq, bk = growth(node.args[2])
+        if aq and bq then return aq + sign * bq, ak + sign * bk end
+        return
+    elseif node.op == "neg" then
+        local aq, ak = growth(node.args[1])
+        if aq then return -aq, -ak end
+        return
+    end
+    for _, arg in ipairs(node.args or {}) do
+        local aq, ak = growth(arg)
+        if aq ~= 0 or ak ~= 0 then return end
+    end
+    return 0, 0
 end
 
 -- Counts how often each part of node will be asked for.
@@ -160,7 +184,39 @@ WRITE.f32["/"] = function(w, node, a, b)
     return w:call("fast_div", w:argument(a), w:argument(b))
 end
 function WRITE.f32.neg(w, _, a) return "-" .. w:operand(a, PRIMARY), UNARY end
+-- Text of aq * dq + ak * dk.
+local function offset_text(aq, ak)
+    local text = ""
+    for _, part in ipairs {{aq, "dq"}, {ak, "dk"}} do
+        local factor, name = part[1], part[2]
+        if factor ~= 0 then
+            local sign = factor < 0 and "-" or "+"
+            text = text .. (text == "" and (factor < 0 and "-" or "") or (" %s "):format(sign))
+                .. (math.abs(factor) == 1 and name or ("%d * %s"):format(math.abs(factor), name))
+        end
+    end
+    return text
+end
+
+-- f32 of a sum that grows with dq and dk, which the compiler knows: one conversion serves all elements of a thread, the
+-- others are an addition away. Exact up to 2^24; beyond, one rounding more.
+local function float_beside(w, node)
+    local aq, ak = growth(node)
+    if not aq or (aq == 0 and ak == 0) then return end
+    w.beside = false
+    local first = w:operand(node, PRIMARY)
+    w.beside = true
+    local offset = offset_text(aq, ak)
+    return ("(float)%s + (float)%s"):format(first, offset:match("^%a+$") or "(" .. offset .. ")"), SUM
+end
+
 function WRITE.f32.f32(w, _, a)
+    if w.beside then
+        local inner = a.op == "abs" and a.args[1]
+        local text, level = float_beside(w, inner or a)
+        if text and inner then return ("fabsf(%s)"):format(text), PRIMARY end
+        if text then return text, level end
+    end
     if a.type == "bool" then return ("%s ? 1.0f : 0.0f"):format(w:operand(a, OR)), CHOICE end
     return "(float)" .. w:operand(a, PRIMARY), UNARY
 end
@@ -209,6 +265,8 @@ function Writer:expand(node)
         return text, text:sub(1, 1) == "-" and UNARY or PRIMARY
     elseif op == "var" then
         self.used[node.name] = true
+        local offset = self.beside and GROWS[node.name]
+        if offset then return ("%s + %s"):format(VARIABLE[node.name], offset_text(table.unpack(offset))), SUM end
         return VARIABLE[node.name], PRIMARY
     elseif op == "param" then
         if node.type == "bool" then return ("args->p_%s != 0"):format(node.name), EQUALITY end
@@ -361,9 +419,12 @@ end
 
 local ELEMENT = {"const LoomArgs *args", "const Work *work", "int q", "int k"}
 local ELEMENT_SCORE = {"const LoomArgs *args", "const Work *work", "int q", "int k", "float s"}
+-- The element at q + dq and k + dk. A kernel that calls it with constants for dq and dk computes what depends on q and k once.
+local ELEMENT_SCORE_BESIDE = {"const LoomArgs *args", "const Work *work", "int q", "int k", "int dq", "int dk", "float s"}
 
 local function element_function(unit, comment, head, parameters, node, fast)
     local w = writer(unit, fast)
+    w.beside = parameters == ELEMENT_SCORE_BESIDE
     w:count(node)
     local text = w:write(node)
     local lines = {}
@@ -593,7 +654,8 @@ function functions.text(problem, language, wanted)
         list[#list + 1] = element_function(unit, "Whether query q sees key k: ", "bool visible", ELEMENT, problem.mask, false)
     end
     if problem.score then
-        list[#list + 1] = element_function(unit, "The score: ", "float score", ELEMENT_SCORE, problem.score, true)
+        list[#list + 1] = element_function(unit, "The score: ", "float score",
+            wanted and wanted.offsets and ELEMENT_SCORE_BESIDE or ELEMENT_SCORE, problem.score, true)
         if problem.backward and (not wanted or wanted.slope) then
             list[#list + 1] = element_function(unit, "d(score)/ds: ", "float score_slope", ELEMENT_SCORE,
                 expression.slope(problem.score), true)

@@ -3,7 +3,7 @@ grid, workspace. Emission (emit.lua) and the runtime (descriptors, docs/design.m
 
   kernel.list(problem, pass, target, schedule, arch) -> list of kernels in launch order, each
     {name=, pass=, symbol=, template="mma/forward.cu", title=, threads=, smem_bytes=, blocks_per_sm=,
-     calls = generated functions it uses, beside visible and score: {keys=, queries=, slope=},
+     calls = generated functions it uses, beside visible and score: {keys=, queries=, slope=, offsets=},
      constants = {{name, value, comment}, ...}, shared = {{name, bytes, comment}, ...}, phases = {text, ...},
      grid = {heads=, seq=, rows=, persistent = blocks a multiprocessor that share out the tiles, or nil}, needs=, workspace=,
      target=, maps = tensor maps it takes, see abi.lua, or nil}
@@ -286,11 +286,25 @@ end
 
 -- Beside these: addresses, row statistics, what a score needs, exponents on their way where there are two sets of P, and ends
 -- of further spans of keys. Read off the compiled kernels of tests/test_kernels.c.
-local HOPPER_OTHER_REGISTERS, HOPPER_SCORE_REGISTERS, HOPPER_KEYS_A_REGISTER, HOPPER_SPAN_REGISTERS = 32, 24, 10, 4
+local HOPPER_OTHER_REGISTERS, HOPPER_KEYS_A_REGISTER, HOPPER_SPAN_REGISTERS = 32, 10, 4
+local HOPPER_LOADS_REGISTERS = 24 -- of a score that loads for every element; others take no more than the plain kernel
+
+local ELEMENT_VARIABLES = {q = true, row = true, k = true, col = true}
+
+local function loads_for_elements(score)
+    local found = false
+    if score then
+        expression.walk(score, function(node)
+            if node.op ~= "load" then return end
+            expression.walk(node, function(part) found = found or part.op == "var" and ELEMENT_VARIABLES[part.name] end)
+        end)
+    end
+    return found
+end
 
 -- Registers that a consumer needs in all.
 function kernel.hopper_needed(problem, s)
-    return hopper_accumulators(problem, s) + HOPPER_OTHER_REGISTERS + (problem.score and HOPPER_SCORE_REGISTERS or 0)
+    return hopper_accumulators(problem, s) + HOPPER_OTHER_REGISTERS + (loads_for_elements(problem.score) and HOPPER_LOADS_REGISTERS or 0)
         + (s.p_sets == 2 and s.tile_k // HOPPER_KEYS_A_REGISTER or 0)
         + HOPPER_SPAN_REGISTERS * ((functions.uses(problem).num_spans or 1) - 1)
 end
@@ -347,7 +361,7 @@ function hopper.forward(problem, s)
     local registers = kernel.hopper_registers(problem, s)
     local bytes = hopper_bytes(problem, s)
     return {
-        name = "forward", template = "hopper/forward.cu", calls = {keys = true}, title = "O = softmax(S) V, LSE = ln(sum exp S)",
+        name = "forward", template = "hopper/forward.cu", calls = {keys = true, offsets = true}, title = "O = softmax(S) V, LSE = ln(sum exp S)",
         threads = WARPGROUP * (1 + s.tile_q // 64),
         constants = append({
             {"depth_qk", d, "head dim of q and k rounded up to one wgmma"},

@@ -375,6 +375,11 @@ static const kernel KERNELS[] = {
     {"bf16 d=64 mask={doc[q] == doc[k]} params={doc: i32[seq_k]}",
      NULL,
      {RUN(1, 2, 1, 260, 260, 2, 3, .num_not_finite = 7)}},
+    /* Every way in which a score meets positions. */
+    {"bf16 d=64 score={s * (1.0 + f32(q % 3)) - 0.01 * f32(k) - 0.2 * f32(abs(row - col + 3)) + f32(k / 5 - q) * g[col]} "
+     "params={g: f32[seq_k]}",
+     NULL,
+     {RUN(1, 2, 1, 130, 200, 1, 1)}},
 };
 
 /* What takes longer, and other schedules. */

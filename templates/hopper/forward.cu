@@ -442,7 +442,7 @@ static __device__ __forceinline__ void score_tile(float (&s)[tile_k / 2], const 
     for (int j = 0; j < tile_k / 8; ++j)
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-            s[4 * j + e] = score(args, work, q + e / 2 * 8, k + 8 * j + e % 2, s[4 * j + e] * args->scale);
+            s[4 * j + e] = score(args, work, q, k, e / 2 * 8, 8 * j + e % 2, s[4 * j + e] * args->scale);
         }
 }
 
