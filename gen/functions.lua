@@ -3,8 +3,9 @@
   functions.text(problem, language, wanted) -> text; language is "c" or "cuda"; wanted {keys=, queries=, slope=} leaves out
                                        the walks and the slope a kernel does not call, nil takes all; with offsets = true
                                        the score is that of an element beside the one at q and k, see ELEMENT_SCORE_BESIDE
-  functions.uses(problem)           -> {mask =, score = bool, walk = "range" | "classify", num_spans =, exact_rows =};
-                                       exact_rows: the spans of a single row are what it sees, whatever its position
+  functions.uses(problem)           -> {mask =, score = bool, walk = "range" | "classify", num_spans =, exact_rows =, near_score =};
+                                       exact_rows: the spans of a single row are what it sees, whatever its position;
+                                       near_score: with offsets there is a score_near too
 
 What is emitted is listed in docs/design.md section 3: visible, score, score_slope, and visible_keys, visible_queries, Span
 and num_spans, or tile_class (0 empty, 1 partial, 2 full); plus the helpers they use and nothing else. visible_keys and
@@ -229,7 +230,8 @@ for _, name in ipairs {"exp", "log", "tanh", "sqrt", "sin", "cos"} do
     WRITE.f32[name] = function(w, _, a)
         if not w.fast then return w:call("f32_" .. name, w:argument(a)) end
         if w.unit.language == "c" then return ("%sf(%s)"):format(name, w:argument(a)), PRIMARY end
-        return w:call("fast_" .. name, w:argument(a))
+        if name == "tanh" and w.near then return w:call("near_tanh", w:argument(a), "farthest") end
+        return w:call((name == "tanh" and w.beside and "any_" or "fast_") .. name, w:argument(a))
     end
 end
 
@@ -421,10 +423,14 @@ local ELEMENT = {"const LoomArgs *args", "const Work *work", "int q", "int k"}
 local ELEMENT_SCORE = {"const LoomArgs *args", "const Work *work", "int q", "int k", "float s"}
 -- The element at q + dq and k + dk. A kernel that calls it with constants for dq and dk computes what depends on q and k once.
 local ELEMENT_SCORE_BESIDE = {"const LoomArgs *args", "const Work *work", "int q", "int k", "int dq", "int dk", "float s"}
+-- The same while every tanh is of something near 0, which is cheap. A kernel looks at `farthest` of some elements at once.
+local ELEMENT_SCORE_NEAR = table.move(ELEMENT_SCORE_BESIDE, 1, #ELEMENT_SCORE_BESIDE, 1, {})
+ELEMENT_SCORE_NEAR[#ELEMENT_SCORE_NEAR + 1] = "float *farthest"
 
 local function element_function(unit, comment, head, parameters, node, fast)
     local w = writer(unit, fast)
-    w.beside = parameters == ELEMENT_SCORE_BESIDE
+    w.near = parameters == ELEMENT_SCORE_NEAR
+    w.beside = w.near or parameters == ELEMENT_SCORE_BESIDE
     w:count(node)
     local text = w:write(node)
     local lines = {}
@@ -629,6 +635,12 @@ end
 
 -- -- whole text ------------------------------------------------------------------------------------------------
 
+local function has_tanh(score)
+    local found = false
+    expression.walk(score, function(node) found = found or node.op == "tanh" end)
+    return found
+end
+
 function functions.uses(problem)
     local walk = interval.walk(problem.mask)
     local exact_rows = walk.kind == "range"
@@ -636,7 +648,8 @@ function functions.uses(problem)
         for _, atom in ipairs(conjunction) do exact_rows = exact_rows and #(atom.checks or {}) == 0 end
     end
     return {mask = problem.mask ~= nil, score = problem.score ~= nil, walk = walk.kind,
-            num_spans = walk.spans and #walk.spans, exact_rows = exact_rows}
+            num_spans = walk.spans and #walk.spans, exact_rows = exact_rows,
+            near_score = problem.score ~= nil and has_tanh(problem.score)}
 end
 
 local STATIC = {c = "static inline", cuda = "static __device__ __forceinline__"}
@@ -656,6 +669,10 @@ function functions.text(problem, language, wanted)
     if problem.score then
         list[#list + 1] = element_function(unit, "The score: ", "float score",
             wanted and wanted.offsets and ELEMENT_SCORE_BESIDE or ELEMENT_SCORE, problem.score, true)
+        if wanted and wanted.offsets and has_tanh(problem.score) then
+            list[#list + 1] = element_function(unit, "The same, if no tanh is of more than tanh_near: ", "float score_near",
+                ELEMENT_SCORE_NEAR, problem.score, true)
+        end
         if problem.backward and (not wanted or wanted.slope) then
             list[#list + 1] = element_function(unit, "d(score)/ds: ", "float score_slope", ELEMENT_SCORE,
                 expression.slope(problem.score), true)

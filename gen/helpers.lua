@@ -205,6 +205,21 @@ float fast_tanh(float x) {
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(e + 1.0f));
     return 1.0f - 2.0f * y;
 }]]},
+    {"tanh_near", {}, nil, type = "constexpr float tanh_near = 0.5f;  // where a polynomial does for tanh x: |x| below it"},
+    {"tanh_of_near", {}, "tanh x for |x| < tanh_near; absolute error below 2^-21. Rounds alike wherever it stands.", cuda = [[
+float tanh_of_near(float x) {
+    const float square = __fmul_rn(x, x);
+    return __fmul_rn(x, fmaf(fmaf(fmaf(-0.0444022268f, square, 0.131902963f), square, -0.333263189f), square, 0.999999464f));
+}]]},
+    {"near_tanh", {"tanh_near", "tanh_of_near"}, "tanh x if |x| < tanh_near; the largest |x| goes to `farthest`.", cuda = [[
+float near_tanh(float x, float *farthest) {
+    *farthest = fmaxf(*farthest, fabsf(x));
+    return tanh_of_near(x);
+}]]},
+    {"any_tanh", {"tanh_near", "tanh_of_near", "fast_tanh"}, "tanh x, the same bits as near_tanh where that holds; absolute error below 2^-21.", cuda = [[
+float any_tanh(float x) {
+    return fabsf(x) < tanh_near ? tanh_of_near(x) : fast_tanh(x);
+}]]},
     {"fast_sqrt", {}, "Square root; relative error below 2^-22.", cuda = [[
 float fast_sqrt(float x) {
     float y;

@@ -535,6 +535,8 @@ static const struct {
      "tile=192x64 stages=4 q_buffers=1 q_registers=1 p_sets=1 ping_pong=0", 4},
     {"fp16 d=64 mask={(q / 64 + k / 64) % 3 != 1}",
      "tile=128x64 stages=3 q_buffers=2 q_registers=0 p_sets=2 ping_pong=1", 3},
+    /* Elements near 0 have a tanh of their own, also beside large ones. */
+    {"bf16 d=64 causal score={softcap(20)}", "tile=128x64 stages=2 q_buffers=1 q_registers=0 p_sets=1 ping_pong=1", 1},
 };
 
 /* The rows of a launch again in a smaller one, at other places of its tiles. */
@@ -650,14 +652,23 @@ static void faults_are_found(void **state) {
     assert_int_equal(num_not_found, 0);
 }
 
-/* References that move for all rows of a warp when those of one do. */
+/* References that move for all rows of a warp when those of one do; elements that have another tanh beside large ones. */
 static void a_row_that_notices_is_found(void **state) {
     (void)state;
-    emulator.from = "{any_of_row(over[0]), any_of_row(over[1])}";
-    emulator.to = "{true, true}";
-    int num = rows_that_notice(0);
-    emulator.from = NULL;
-    assert_true(num > 0);
+    static const struct {
+        size_t problem; /* of BITS */
+        const char *from, *to;
+    } NOTICED[] = {
+        {0, "{any_of_row(over[0]), any_of_row(over[1])}", "{true, true}"},
+        {3, "fabsf(x) < tanh_near ? tanh_of_near(x) : fast_tanh(x)", "fast_tanh(x)"},
+    };
+    for (size_t i = 0; i < COUNT(NOTICED); i++) {
+        emulator.from = NOTICED[i].from;
+        emulator.to = NOTICED[i].to;
+        int num = rows_that_notice(NOTICED[i].problem);
+        emulator.from = NULL;
+        if (num == 0) fail_msg("not found: %s", NOTICED[i].to);
+    }
 }
 
 /* -- Shares of the blocks ------------------------------------------------------------------------------ */

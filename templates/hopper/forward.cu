@@ -436,14 +436,32 @@ static __device__ __forceinline__ void hide_by_spans(float (&s)[tile_k / 2], con
 
 //@ end
 //@ if has_score then
-// The score of all elements; k is the position of this thread's first key.
+// The score of all elements; q and k are the positions of this thread's first.
 static __device__ __forceinline__ void score_tile(float (&s)[tile_k / 2], const LoomArgs *args, const Work *work, int q, int k) {
+//@ if near_score then
+    constexpr int together = 16;  // elements; an element has the same bits either way
 #pragma unroll
-    for (int j = 0; j < tile_k / 8; ++j)
+    for (int first = 0; first < tile_k / 2; first += together) {
+        float near[together], farthest = 0;
 #pragma unroll
-        for (int e = 0; e < 4; ++e) {
-            s[4 * j + e] = score(args, work, q, k, e / 2 * 8, 8 * j + e % 2, s[4 * j + e] * args->scale);
+        for (int i = 0; i < together; ++i) {
+            near[i] = score_near(args, work, q, k, i / 2 % 2 * 8, (first + i) / 4 * 8 + i % 2, s[first + i] * args->scale, &farthest);
         }
+        if (__any_sync(~0u, farthest >= tanh_near)) {
+#pragma unroll
+            for (int i = 0; i < together; ++i) {
+                near[i] = score(args, work, q, k, i / 2 % 2 * 8, (first + i) / 4 * 8 + i % 2, s[first + i] * args->scale);
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < together; ++i) s[first + i] = near[i];
+    }
+//@ else
+#pragma unroll
+    for (int i = 0; i < tile_k / 2; ++i) {
+        s[i] = score(args, work, q, k, i / 2 % 2 * 8, i / 4 * 8 + i % 2, s[i] * args->scale);
+    }
+//@ end
 }
 
 //@ end
