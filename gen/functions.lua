@@ -375,8 +375,37 @@ local function array_function(unit, param, guards)
     return table.concat(lines, "\n")
 end
 
--- Functions of all arrays that the nodes read, in slot order.
-local function array_functions(unit, problem, nodes)
+-- The function that finds what a tile reads of an array.
+local function array_range_function(unit, param)
+    unit:need("iv_any")
+    local parameters, sizes, indices, loops = {}, {}, {}, {}
+    for axis = 0, #param.dims - 1 do
+        parameters[#parameters + 1] = ("Iv i%d"):format(axis)
+        sizes[#sizes + 1] = ("    if ((num *= i%d.hi - i%d.lo + 1) > %d) return iv_any();"):format(axis, axis, interval.MOST_LOADS)
+        indices[#indices + 1] = ("(int)i%d.lo + x%d"):format(axis, axis)
+        loops[#loops + 1] = ("%sfor (int x%d = 0; x%d <= i%d.hi - i%d.lo; ++x%d)"):format((" "):rep(4 * axis + 4), axis, axis, axis,
+                                                                                      axis, axis)
+    end
+    local indent = (" "):rep(4 * #param.dims + 4)
+    loops[#loops] = loops[#loops] .. " {"
+    return table.concat({
+        ("// Least and largest of %s over a box of indices; anything where it holds more than %d."):format(param.name, interval.MOST_LOADS),
+        ("%s Iv param_%s_range(const LoomArgs *args, %s) {"):format(unit.static, param.name, table.concat(parameters, ", ")),
+        "    long long num = 1;",
+        table.concat(sizes, "\n"),
+        "    int lo = 2147483647, hi = -2147483647 - 1;",
+        table.concat(loops, "\n"),
+        ("%sconst int value = param_%s(args, %s);"):format(indent, param.name, table.concat(indices, ", ")),
+        indent .. "lo = value < lo ? value : lo;",
+        indent .. "hi = value > hi ? value : hi;",
+        (" "):rep(4 * #param.dims) .. "}",
+        "    return iv(lo, hi);",
+        "}",
+    }, "\n")
+end
+
+-- Functions of all arrays that the nodes read, in slot order; those in `ranges` are looked at for whole tiles too.
+local function array_functions(unit, problem, nodes, ranges)
     local guards = {}
     for _, root in ipairs(nodes) do
         expression.walk(root, function(node)
@@ -384,13 +413,14 @@ local function array_functions(unit, problem, nodes)
             local of = guards[node.name] or {}
             guards[node.name] = of
             for axis, index in ipairs(node.args) do
-                of[axis] = of[axis] or not is_inside(index, node.param.dims[axis])
+                of[axis] = of[axis] or not is_inside(index, node.param.dims[axis]) or ranges[node.name] and index.op ~= "var"
             end
         end)
     end
     local list = {}
     for _, param in ipairs(problem.params) do
         if guards[param.name] then list[#list + 1] = array_function(unit, param, guards[param.name]) end
+        if ranges[param.name] then list[#list + 1] = array_range_function(unit, param) end
     end
     return list
 end
@@ -584,7 +614,7 @@ end
 
 local MAX_LINE = 60 -- longer interval text becomes a local
 
-local function tile_class_function(unit, mask)
+local function tile_class_function(unit, mask, ranges)
     local w = writer(unit, false)
     local used = {}
     local num_locals = 0
@@ -619,6 +649,10 @@ local function tile_class_function(unit, mask)
             local kind = ({i32 = "iv", f32 = "fv", bool = "cl"})[node.type]
             unit:need(kind .. "_point")
             return hold(kind, ("%s_point(%s)"):format(kind, w:argument(node)))
+        end,
+        load = function(node, indices)
+            ranges[node.name] = true
+            return hold("iv", ("param_%s_range(args, %s)"):format(node.name, table.concat(indices, ", ")))
         end,
     })
     local lines = {}
@@ -662,7 +696,7 @@ function functions.text(problem, language, wanted)
     local nodes, list = {}, {}
     if problem.mask then nodes[#nodes + 1] = problem.mask end
     if problem.score then nodes[#nodes + 1] = problem.score end
-    local arrays = array_functions(unit, problem, nodes)
+    local ranges = {} -- arrays of which a class looks at all that a tile reads
     if problem.mask then
         list[#list + 1] = element_function(unit, "Whether query q sees key k: ", "bool visible", ELEMENT, problem.mask, false)
     end
@@ -685,8 +719,9 @@ function functions.text(problem, language, wanted)
             list[#list + 1] = range_function(unit, walk.spans, "queries")
         end
     elseif not wanted or wanted.keys or wanted.queries then
-        list[#list + 1] = tile_class_function(unit, problem.mask)
+        list[#list + 1] = tile_class_function(unit, problem.mask, ranges)
     end
+    local arrays = array_functions(unit, problem, nodes, ranges)
 
     local out = {}
     if walk.kind == "range" then

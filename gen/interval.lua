@@ -208,8 +208,10 @@ function Describe:int_structure(node)
         return B.op("iv_of_float", self:float(args[1]))
     elseif op == "popcount" then
         return B.const(0, 32)
-    elseif op == "load" and node.param.dtype == "u8" then
-        return B.const(0, 255)
+    elseif op == "load" then
+        local found = self:loaded(node)
+        if found then return found end
+        if node.param.dtype == "u8" then return B.const(0, 255) end
     elseif op == "&" then
         local least = I32_MAX
         local nonnegative = false
@@ -240,12 +242,21 @@ function Describe:float(node)
     return B.op(FLOAT[op], table.unpack(values))
 end
 
+-- Interval of what a load of integers or bools finds over the tile, if the backend looks.
+function Describe:loaded(node)
+    if not self.backend.load then return nil end
+    local indices = {}
+    for i, index in ipairs(node.args) do indices[i] = self:int(index) end
+    return self.backend.load(node, indices)
+end
+
 -- Whether nothing is known of a node that varies over the tile.
-local function is_opaque(node)
+function Describe:is_opaque(node)
     if uniform(node) then return false end
     local op = node.op
     if op == "&" then return interval.range(node) == I32_MIN end
-    return op == "load" and node.param.dtype ~= "u8" or op == "hash" or op == "xor" or op == "|"
+    if op == "load" then return not self.backend.load and node.param.dtype ~= "u8" end
+    return op == "hash" or op == "xor" or op == "|"
 end
 
 -- Class of a comparison of integers, with each variable counted once.
@@ -260,7 +271,7 @@ function Describe:compare_int(op, a, b)
     end
     if not is_small(difference) then difference = combine(1, single(a), -1, single(b)) end
     for _, term in ipairs(difference.terms) do
-        if is_opaque(term.node) then return B.op("cl_const", 1) end
+        if self:is_opaque(term.node) then return B.op("cl_const", 1) end
     end
     if op == "<" then difference.c = difference.c + 1 end
     local class = B.op(op == "==" and "cl_zero" or "cl_at_most_zero", self:sum(difference))
@@ -299,6 +310,9 @@ function Describe:class(node)
         if op == ">=" then return B.op("cl_not_above", y, x) end
         if op == "==" then return B.op("cl_equal", x, y) end
         return B.op("cl_or", B.op("cl_below", x, y), B.op("cl_below", y, x))
+    elseif op == "load" then
+        local found = self:loaded(node)
+        if found then return B.op("cl_not", B.op("cl_zero", found)) end
     end
     return B.op("cl_const", 1)
 end
@@ -484,6 +498,29 @@ end
 
 local function is_unknown(value) return value == nil or value ~= value end
 
+interval.MOST_LOADS = 1024 -- entries of an array that a class looks at; where a tile meets more, they may be anything
+
+-- Hull of what `load` gives for a box of indices.
+local function hull_of_loads(load, node, box)
+    local lo, hi, num, indices = I32_MAX, I32_MIN, 1, {}
+    for _, index in ipairs(box) do num = math.min(num, interval.MOST_LOADS) * (index[2] - index[1] + 1) end
+    local function visit(axis)
+        if axis > #box then
+            local value = load(node.name, indices)
+            if is_unknown(value) then return false end
+            if type(value) == "boolean" then value = value and 1 or 0 end
+            lo, hi = math.min(lo, value), math.max(hi, value)
+            return true
+        end
+        for x = box[axis][1], box[axis][2] do
+            indices[axis] = x
+            if not visit(axis + 1) then return false end
+        end
+        return true
+    end
+    return load and num <= interval.MOST_LOADS and visit(1) and {lo, hi} or FULL
+end
+
 local CLASS = {[0] = "empty", "partial", "full"}
 
 function interval.class(mask, box, env)
@@ -501,6 +538,7 @@ function interval.class(mask, box, env)
             if node.type == "bool" then return value and 2 or 0 end
             return {value, value}
         end,
+        load = function(node, indices) return hull_of_loads(values.load, node, indices) end,
     })]
 end
 

@@ -223,6 +223,30 @@ function tests.walks()
     classify("seen[k]", "seen: bool[seq_k]", "`seen[k]` is read from memory")
 end
 
+-- Documents of 100 keys, and blocks of 64 x 64 of which every third is seen.
+function tests.arrays_are_looked_at()
+    local env = {params = {}, load = function(name, indices)
+        if name == "doc" then return indices[1] // 100 end
+        return (indices[1] + indices[2]) % 3 == 0
+    end}
+    local function class(text, q_lo, k_lo, size)
+        local box = {q_lo = q_lo, q_hi = q_lo + size - 1, k_lo = k_lo, k_hi = k_lo + size - 1, b = 0, h = 0, hkv = 0,
+                     seq_q = 4096, seq_k = 4096, q_start = 0, k_start = 0}
+        return interval.class(mask_of(text), box, env)
+    end
+    local documents = "mask={document(doc)} params={doc: i32[seq_k]}"
+    assert(class(documents, 0, 36, 64) == "full", "one document")
+    assert(class(documents, 0, 128, 64) == "empty", "others")
+    assert(class(documents, 0, 64, 64) == "partial", "a document ends inside")
+    assert(class(documents .. " backward", 0, 2048, 1024) == "empty")
+    assert(class(documents, 0, 2048, 1025) == "partial", "more entries than are looked at")
+    local blocks = "mask={blk[row / 64, col / 64] & causal} params={blk: bool[ceil(seq_q/64), ceil(seq_k/64)]}"
+    assert(class(blocks, 256, 128, 64) == "full", "a block that is seen")
+    assert(class(blocks, 256, 192, 64) == "empty", "one that is not")
+    assert(class(blocks, 256, 128, 128) == "partial", "four, one of them seen")
+    assert(class(blocks, 384, 384, 64) == "partial", "the diagonal")
+end
+
 function tests.variables_count_once()
     local box = {q_lo = 100, q_hi = 163, k_lo = 0, k_hi = 63, b = 0, h = 0, hkv = 0, seq_q = 256, seq_k = 256, q_start = 0, k_start = 0}
     local function class(mask) return interval.class(mask_of("mask={" .. mask .. "}"), box) end
