@@ -1,17 +1,16 @@
-// Times the forward of FlashAttention-3 on one GPU in the setting of its paper, without PyTorch: its kernels
-// are taken from its own templates, in the schedules that its own tables give. Writes what `attnloom bench
-// --grid paper` writes.
-//
-//   git clone --recursive https://github.com/Dao-AILab/flash-attention
-//   nvcc -std=c++17 -O3 -gencode arch=compute_90a,code=sm_90a --expt-relaxed-constexpr --use_fast_math
-//   -DNDEBUG
-//        -DCUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED -DCUTLASS_ENABLE_GDC_FOR_SM90
-//        -I flash-attention/hopper -I flash-attention/csrc/cutlass/include bench/fa3_forward.cu -o
-//        fa3_forward -lcuda
-//   fa3_forward OUT.csv --mode burst,sustained --hdim 64,128,256 --seqlen 512,1024,2048,4096,8192,16384
-//
-// The compiler takes some minutes. Two rows of the output of each cell are compared with float64 before it is
-// timed. What its Python call adds (an output tensor, a counter set to zero) is not in the time.
+/* Times the forward of FlashAttention-3 on one GPU in the setting of its paper, without PyTorch: its kernels
+ * are taken from its own templates, in the schedules that its own tables give. Writes what `attnloom bench
+ * --grid paper` writes.
+ *
+ *   git clone --recursive https://github.com/Dao-AILab/flash-attention
+ *   nvcc -std=c++17 -O3 -gencode arch=compute_90a,code=sm_90a --expt-relaxed-constexpr --use_fast_math \
+ *        -DNDEBUG -DCUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED -DCUTLASS_ENABLE_GDC_FOR_SM90 \
+ *        -Iflash-attention/hopper -Iflash-attention/csrc/cutlass/include \
+ *        bench/fa3_forward.cu -o fa3_forward -lcuda
+ *   ./fa3_forward OUT.csv --mode burst,sustained --hdim 64,128,256 --seqlen 512,1024,2048,4096,8192,16384
+ *
+ * The compiler takes some minutes. Two rows of the output of each cell are compared with float64 before it is
+ * timed. What its Python call adds (an output tensor, a counter set to zero) is not in the time. */
 
 #include "flash_fwd_launch_template.h"
 

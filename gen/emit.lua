@@ -76,7 +76,7 @@ function emit.source(plan, k, read)
         arguments = abi.struct(fields),
         functions = functions.text(p, LANGUAGE[k.target], k.calls or {}),
         walk = uses.walk, num_spans = uses.num_spans or 0, exact_rows = uses.exact_rows,
-        near_score = uses.near_score,
+        one_tanh = uses.one_tanh,
         c = values,                       -- the kernel's constants, for decisions in Lua lines
         k = k, arch = plan.arch, dtype = p.dtype,
         has_mask = p.mask ~= nil, has_score = p.score ~= nil,

@@ -1,11 +1,12 @@
 --[[ functions: the text of a problem's mask and score, in C (for host) and CUDA (for mma).
 
   functions.text(problem, language, wanted) -> text; language is "c" or "cuda"; wanted {keys=, queries=, slope=} leaves out
-                                       the walks and the slope a kernel does not call, nil takes all; with offsets = true
+                                       the walks and the slope a kernel does not call, nil takes all; without arrays = true
+                                       a class does not look at what a tile reads of arrays; with offsets = true
                                        the score is that of an element beside the one at q and k, see ELEMENT_SCORE_BESIDE
-  functions.uses(problem)           -> {mask =, score = bool, walk = "range" | "classify", num_spans =, exact_rows =, near_score =};
+  functions.uses(problem)           -> {mask =, score = bool, walk = "range" | "classify", num_spans =, exact_rows =, one_tanh =};
                                        exact_rows: the spans of a single row are what it sees, whatever its position;
-                                       near_score: with offsets there is a score_near too
+                                       one_tanh: with offsets the score takes its tanh from the kernel
 
 What is emitted is listed in docs/design.md section 3: visible, score, score_slope, and visible_keys, visible_queries, Span
 and num_spans, or tile_class (0 empty, 1 partial, 2 full); plus the helpers they use and nothing else. visible_keys and
@@ -53,8 +54,8 @@ local function is_costly(node)
     return node.type == "f32" or node.op == "/" or node.op == "%"
 end
 
--- By how much an i32 node grows with q (or row) and with k (or col), where it is a sum of multiples of them and of what
--- does not depend on them; nil where it is not.
+-- By how much an i32 node grows with q (or row) and with k (or col), where it is a sum or difference of them and of what does
+-- not depend on them; nil where it is not.
 local GROWS = {q = {1, 0}, row = {1, 0}, k = {0, 1}, col = {0, 1}}
 local function growth(node)
     if node.op == "var" and GROWS[node.name] then return table.unpack(GROWS[node.name]) end
@@ -185,34 +186,24 @@ WRITE.f32["/"] = function(w, node, a, b)
     return w:call("fast_div", w:argument(a), w:argument(b))
 end
 function WRITE.f32.neg(w, _, a) return "-" .. w:operand(a, PRIMARY), UNARY end
--- Text of aq * dq + ak * dk.
-local function offset_text(aq, ak)
-    local text = ""
-    for _, part in ipairs {{aq, "dq"}, {ak, "dk"}} do
-        local factor, name = part[1], part[2]
-        if factor ~= 0 then
-            local sign = factor < 0 and "-" or "+"
-            text = text .. (text == "" and (factor < 0 and "-" or "") or (" %s "):format(sign))
-                .. (math.abs(factor) == 1 and name or ("%d * %s"):format(math.abs(factor), name))
-        end
-    end
-    return text
-end
+-- How far an element's value lies beside that of the one at q and k, by growth in q and k.
+local OFFSET = {["1 0"] = "dq", ["0 1"] = "dk", ["-1 0"] = "-dq", ["0 -1"] = "-dk", ["1 -1"] = "(dq - dk)", ["-1 1"] = "(dk - dq)",
+                ["1 1"] = "(dq + dk)", ["-1 -1"] = "(-dq - dk)"}
 
--- f32 of a sum that grows with dq and dk, which the compiler knows: one conversion serves all elements of a thread, the
--- others are an addition away. Exact up to 2^24; beyond, one rounding more.
+-- f32 of what grows with dq and dk, which the compiler knows: one conversion serves all elements of a thread, the others are
+-- an addition away. Exact up to 2^24; beyond, there is one rounding more, which depends on the element's place in its tile.
 local function float_beside(w, node)
     local aq, ak = growth(node)
-    if not aq or (aq == 0 and ak == 0) then return end
-    w.beside = false
+    local offset = aq and OFFSET[("%d %d"):format(aq, ak)]
+    if not offset or not is_plain(node) then return end
+    w.at_first = true
     local first = w:operand(node, PRIMARY)
-    w.beside = true
-    local offset = offset_text(aq, ak)
-    return ("(float)%s + (float)%s"):format(first, offset:match("^%a+$") or "(" .. offset .. ")"), SUM
+    w.at_first = false
+    return ("(float)%s + (float)%s"):format(first, offset), SUM
 end
 
 function WRITE.f32.f32(w, _, a)
-    if w.beside then
+    if w.beside and not w.at_first then
         local inner = a.op == "abs" and a.args[1]
         local text, level = float_beside(w, inner or a)
         if text and inner then return ("fabsf(%s)"):format(text), PRIMARY end
@@ -230,8 +221,7 @@ for _, name in ipairs {"exp", "log", "tanh", "sqrt", "sin", "cos"} do
     WRITE.f32[name] = function(w, _, a)
         if not w.fast then return w:call("f32_" .. name, w:argument(a)) end
         if w.unit.language == "c" then return ("%sf(%s)"):format(name, w:argument(a)), PRIMARY end
-        if name == "tanh" and w.near then return w:call("near_tanh", w:argument(a), "farthest") end
-        return w:call((name == "tanh" and w.beside and "any_" or "fast_") .. name, w:argument(a))
+        return w:call("fast_" .. name, w:argument(a))
     end
 end
 
@@ -267,8 +257,8 @@ function Writer:expand(node)
         return text, text:sub(1, 1) == "-" and UNARY or PRIMARY
     elseif op == "var" then
         self.used[node.name] = true
-        local offset = self.beside and GROWS[node.name]
-        if offset then return ("%s + %s"):format(VARIABLE[node.name], offset_text(table.unpack(offset))), SUM end
+        local offset = self.beside and not self.at_first and GROWS[node.name]
+        if offset then return ("%s + %s"):format(VARIABLE[node.name], OFFSET[("%d %d"):format(table.unpack(offset))]), SUM end
         return VARIABLE[node.name], PRIMARY
     elseif op == "param" then
         if node.type == "bool" then return ("args->p_%s != 0"):format(node.name), EQUALITY end
@@ -283,18 +273,23 @@ function Writer:expand(node)
     return WRITE[node.type][op](self, node, node.args[1], node.args[2])
 end
 
+-- The key of a node's local: what is beside the element at q and k has another value than that one.
+function Writer:key(node)
+    return (self.at_first and "first: " or "") .. expression.print(node)
+end
+
 -- Puts the value of a node into a local.
 function Writer:define(node, text)
     local name = "t" .. self.num_locals
     self.num_locals = self.num_locals + 1
     self.lines[#self.lines + 1] = ("const %s %s = %s;"):format(C_TYPE[node.type], name, text)
-    self.names[expression.print(node)] = name
+    self.names[self:key(node)] = name
     return name
 end
 
 -- Text and precedence of a node, or of the local that holds it.
 function Writer:write(node)
-    local key = expression.print(node)
+    local key = self:key(node)
     if self.names[key] then return self.names[key], PRIMARY end
     self.depth = (self.depth or 0) + 1
     local deep = self.depth % MAX_DEPTH == 0
@@ -308,7 +303,7 @@ end
 
 -- The same, with every operation in a local.
 function Writer:hold(node)
-    local key = expression.print(node)
+    local key = self:key(node)
     if node.args and not self.names[key] then
         local text = self:write(node)
         if not self.names[key] then self:define(node, text) end
@@ -377,31 +372,37 @@ end
 
 -- The function that finds what a tile reads of an array.
 local function array_range_function(unit, param)
-    unit:need("iv_any")
-    local parameters, sizes, indices, loops = {}, {}, {}, {}
-    for axis = 0, #param.dims - 1 do
-        parameters[#parameters + 1] = ("Iv i%d"):format(axis)
-        sizes[#sizes + 1] = ("    if ((num *= i%d.hi - i%d.lo + 1) > %d) return iv_any();"):format(axis, axis, interval.MOST_LOADS)
-        indices[#indices + 1] = ("(int)i%d.lo + x%d"):format(axis, axis)
-        loops[#loops + 1] = ("%sfor (int x%d = 0; x%d <= i%d.hi - i%d.lo; ++x%d)"):format((" "):rep(4 * axis + 4), axis, axis, axis,
-                                                                                      axis, axis)
+    unit:need("iv")
+    -- what holds of the type, as interval.range says: sums are taken to fit by that
+    local any = ({u8 = "iv(0, 255)", bool = "iv(0, 1)"})[param.dtype]
+    if not any then
+        any = "iv_any()"
+        unit:need("iv_any")
     end
-    local indent = (" "):rep(4 * #param.dims + 4)
-    loops[#loops] = loops[#loops] .. " {"
-    return table.concat({
-        ("// Least and largest of %s over a box of indices; anything where it holds more than %d."):format(param.name, interval.MOST_LOADS),
-        ("%s Iv param_%s_range(const LoomArgs *args, %s) {"):format(unit.static, param.name, table.concat(parameters, ", ")),
-        "    long long num = 1;",
-        table.concat(sizes, "\n"),
-        "    int lo = 2147483647, hi = -2147483647 - 1;",
-        table.concat(loops, "\n"),
-        ("%sconst int value = param_%s(args, %s);"):format(indent, param.name, table.concat(indices, ", ")),
-        indent .. "lo = value < lo ? value : lo;",
-        indent .. "hi = value > hi ? value : hi;",
-        (" "):rep(4 * #param.dims) .. "}",
-        "    return iv(lo, hi);",
-        "}",
-    }, "\n")
+    local lines, parameters, indices = {}, {}, {}
+    local function add(depth, format, ...) lines[#lines + 1] = (" "):rep(4 * depth) .. format:format(...) end
+    for axis = 1, #param.dims do
+        parameters[axis] = ("Iv i%d"):format(axis - 1)
+        indices[axis] = ("(int)i%d.lo + x%d"):format(axis - 1, axis - 1)
+    end
+    add(0, "// Least and largest of %s over a box of indices; anything where it holds more than %d.", param.name, interval.MOST_LOADS)
+    add(0, "%s Iv param_%s_range(const LoomArgs *args, %s) {", unit.static, param.name, table.concat(parameters, ", "))
+    add(1, "long long num = 1;")
+    for axis = 0, #param.dims - 1 do add(1, "if ((num *= i%d.hi - i%d.lo + 1) > %d) return %s;", axis, axis, interval.MOST_LOADS, any) end
+    add(1, "int lo = 2147483647, hi = -2147483647 - 1;")
+    for axis = 0, #param.dims - 1 do
+        if unit.language == "cuda" then lines[#lines + 1] = "#pragma unroll 1  // to need few registers" end
+        add(axis + 1, "for (int x%d = (int)(i%d.hi - i%d.lo); x%d >= 0; --x%d)%s", axis, axis, axis, axis, axis,
+            axis == #param.dims - 1 and " {" or "")
+    end
+    local depth = #param.dims + 1
+    add(depth, "const int value = param_%s(args, %s);", param.name, table.concat(indices, ", "))
+    add(depth, "lo = value < lo ? value : lo;")
+    add(depth, "hi = value > hi ? value : hi;")
+    add(depth - 1, "}")
+    add(1, "return iv(lo, hi);")
+    add(0, "}")
+    return table.concat(lines, "\n")
 end
 
 -- Functions of all arrays that the nodes read, in slot order; those in `ranges` are looked at for whole tiles too.
@@ -413,6 +414,7 @@ local function array_functions(unit, problem, nodes, ranges)
             local of = guards[node.name] or {}
             guards[node.name] = of
             for axis, index in ipairs(node.args) do
+                -- the interval of an index may be wider than the index, by which it is judged here
                 of[axis] = of[axis] or not is_inside(index, node.param.dims[axis]) or ranges[node.name] and index.op ~= "var"
             end
         end)
@@ -453,14 +455,27 @@ local ELEMENT = {"const LoomArgs *args", "const Work *work", "int q", "int k"}
 local ELEMENT_SCORE = {"const LoomArgs *args", "const Work *work", "int q", "int k", "float s"}
 -- The element at q + dq and k + dk. A kernel that calls it with constants for dq and dk computes what depends on q and k once.
 local ELEMENT_SCORE_BESIDE = {"const LoomArgs *args", "const Work *work", "int q", "int k", "int dq", "int dk", "float s"}
--- The same while every tanh is of something near 0, which is cheap. A kernel looks at `farthest` of some elements at once.
-local ELEMENT_SCORE_NEAR = table.move(ELEMENT_SCORE_BESIDE, 1, #ELEMENT_SCORE_BESIDE, 1, {})
-ELEMENT_SCORE_NEAR[#ELEMENT_SCORE_NEAR + 1] = "float *farthest"
+-- The same where the kernel computes the only tanh, of what tanh_argument gives.
+local ELEMENT_SCORE_TANH = table.move(ELEMENT_SCORE_BESIDE, 1, #ELEMENT_SCORE_BESIDE, 1, {})
+ELEMENT_SCORE_TANH[#ELEMENT_SCORE_TANH + 1] = "float tanh_x"
+
+-- The tanh of a score, if it has one and no other.
+local function only_tanh(score)
+    local found, num = nil, 0
+    if score then
+        expression.walk(score, function(node)
+            if node.op ~= "tanh" then return end
+            if not found or expression.print(found) ~= expression.print(node) then num = num + 1 end
+            found = node
+        end)
+    end
+    return num == 1 and found or nil
+end
 
 local function element_function(unit, comment, head, parameters, node, fast)
     local w = writer(unit, fast)
-    w.near = parameters == ELEMENT_SCORE_NEAR
-    w.beside = w.near or parameters == ELEMENT_SCORE_BESIDE
+    w.beside = parameters == ELEMENT_SCORE_BESIDE or parameters == ELEMENT_SCORE_TANH
+    if parameters == ELEMENT_SCORE_TANH then w.names[w:key(only_tanh(node))] = "tanh_x" end
     w:count(node)
     local text = w:write(node)
     local lines = {}
@@ -619,12 +634,15 @@ local function tile_class_function(unit, mask, ranges)
     local used = {}
     local num_locals = 0
     local TYPE = {iv = "Iv", fv = "Fv", cl = "int"}
-    local function hold(kind, text)
-        if #text <= MAX_LINE then return text end
+    local loads = {} -- text of a call -> local
+    local function define(kind, text)
         local name = kind .. num_locals
         num_locals = num_locals + 1
         w.lines[#w.lines + 1] = ("const %s %s = %s;"):format(TYPE[kind], name, text)
         return name
+    end
+    local function hold(kind, text)
+        return #text <= MAX_LINE and text or define(kind, text)
     end
     local function operation(name, ...)
         if name == "cl_const" then return tostring((...)) end
@@ -650,9 +668,11 @@ local function tile_class_function(unit, mask, ranges)
             unit:need(kind .. "_point")
             return hold(kind, ("%s_point(%s)"):format(kind, w:argument(node)))
         end,
-        load = function(node, indices)
+        load = ranges and function(node, indices)
             ranges[node.name] = true
-            return hold("iv", ("param_%s_range(args, %s)"):format(node.name, table.concat(indices, ", ")))
+            local text = ("param_%s_range(args, %s)"):format(node.name, table.concat(indices, ", "))
+            loads[text] = loads[text] or define("iv", text) -- loops: each once
+            return loads[text]
         end,
     })
     local lines = {}
@@ -669,12 +689,6 @@ end
 
 -- -- whole text ------------------------------------------------------------------------------------------------
 
-local function has_tanh(score)
-    local found = false
-    expression.walk(score, function(node) found = found or node.op == "tanh" end)
-    return found
-end
-
 function functions.uses(problem)
     local walk = interval.walk(problem.mask)
     local exact_rows = walk.kind == "range"
@@ -683,7 +697,7 @@ function functions.uses(problem)
     end
     return {mask = problem.mask ~= nil, score = problem.score ~= nil, walk = walk.kind,
             num_spans = walk.spans and #walk.spans, exact_rows = exact_rows,
-            near_score = problem.score ~= nil and has_tanh(problem.score)}
+            one_tanh = only_tanh(problem.score) ~= nil}
 end
 
 local STATIC = {c = "static inline", cuda = "static __device__ __forceinline__"}
@@ -701,12 +715,14 @@ function functions.text(problem, language, wanted)
         list[#list + 1] = element_function(unit, "Whether query q sees key k: ", "bool visible", ELEMENT, problem.mask, false)
     end
     if problem.score then
-        list[#list + 1] = element_function(unit, "The score: ", "float score",
-            wanted and wanted.offsets and ELEMENT_SCORE_BESIDE or ELEMENT_SCORE, problem.score, true)
-        if wanted and wanted.offsets and has_tanh(problem.score) then
-            list[#list + 1] = element_function(unit, "The same, if no tanh is of more than tanh_near: ", "float score_near",
-                ELEMENT_SCORE_NEAR, problem.score, true)
+        local tanh = wanted and wanted.offsets and only_tanh(problem.score)
+        if tanh then
+            unit:need("any_tanh")
+            list[#list + 1] = element_function(unit, "What the score takes tanh of: ", "float tanh_argument",
+                ELEMENT_SCORE_BESIDE, tanh.args[1], true)
         end
+        list[#list + 1] = element_function(unit, "The score: ", "float score", tanh and ELEMENT_SCORE_TANH
+            or wanted and wanted.offsets and ELEMENT_SCORE_BESIDE or ELEMENT_SCORE, problem.score, true)
         if problem.backward and (not wanted or wanted.slope) then
             list[#list + 1] = element_function(unit, "d(score)/ds: ", "float score_slope", ELEMENT_SCORE,
                 expression.slope(problem.score), true)
@@ -719,7 +735,7 @@ function functions.text(problem, language, wanted)
             list[#list + 1] = range_function(unit, walk.spans, "queries")
         end
     elseif not wanted or wanted.keys or wanted.queries then
-        list[#list + 1] = tile_class_function(unit, problem.mask, ranges)
+        list[#list + 1] = tile_class_function(unit, problem.mask, (not wanted or wanted.arrays) and ranges)
     end
     local arrays = array_functions(unit, problem, nodes, ranges)
 

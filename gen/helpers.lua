@@ -211,12 +211,7 @@ float tanh_of_near(float x) {
     const float square = __fmul_rn(x, x);
     return __fmul_rn(x, fmaf(fmaf(fmaf(-0.0444022268f, square, 0.131902963f), square, -0.333263189f), square, 0.999999464f));
 }]]},
-    {"near_tanh", {"tanh_near", "tanh_of_near"}, "tanh x if |x| < tanh_near; the largest |x| goes to `farthest`.", cuda = [[
-float near_tanh(float x, float *farthest) {
-    *farthest = fmaxf(*farthest, fabsf(x));
-    return tanh_of_near(x);
-}]]},
-    {"any_tanh", {"tanh_near", "tanh_of_near", "fast_tanh"}, "tanh x, the same bits as near_tanh where that holds; absolute error below 2^-21.", cuda = [[
+    {"any_tanh", {"tanh_near", "tanh_of_near", "fast_tanh"}, "tanh x, the same bits as tanh_of_near where that holds; absolute error below 2^-21.", cuda = [[
 float any_tanh(float x) {
     return fabsf(x) < tanh_near ? tanh_of_near(x) : fast_tanh(x);
 }]]},

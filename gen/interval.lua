@@ -498,12 +498,16 @@ end
 
 local function is_unknown(value) return value == nil or value ~= value end
 
-interval.MOST_LOADS = 1024 -- entries of an array that a class looks at; where a tile meets more, they may be anything
+interval.MOST_LOADS = 1024 -- entries that a class looks at for one load; where a tile meets more, they may be anything
 
 -- Hull of what `load` gives for a box of indices.
 local function hull_of_loads(load, node, box)
+    local any = ({u8 = {0, 255}, bool = {0, 1}})[node.param.dtype] or FULL
     local lo, hi, num, indices = I32_MAX, I32_MIN, 1, {}
-    for _, index in ipairs(box) do num = math.min(num, interval.MOST_LOADS) * (index[2] - index[1] + 1) end
+    for _, index in ipairs(box) do
+        num = num * (index[2] - index[1] + 1)
+        if num > interval.MOST_LOADS then return any end
+    end
     local function visit(axis)
         if axis > #box then
             local value = load(node.name, indices)
@@ -518,7 +522,7 @@ local function hull_of_loads(load, node, box)
         end
         return true
     end
-    return load and num <= interval.MOST_LOADS and visit(1) and {lo, hi} or FULL
+    return load and visit(1) and {lo, hi} or any
 end
 
 local CLASS = {[0] = "empty", "partial", "full"}

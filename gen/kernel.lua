@@ -3,7 +3,7 @@ grid, workspace. Emission (emit.lua) and the runtime (descriptors, docs/design.m
 
   kernel.list(problem, pass, target, schedule, arch) -> list of kernels in launch order, each
     {name=, pass=, symbol=, template="mma/forward.cu", title=, threads=, smem_bytes=, blocks_per_sm=,
-     calls = generated functions it uses, beside visible and score: {keys=, queries=, slope=, offsets=},
+     calls = generated functions it uses, beside visible and score: {keys=, queries=, slope=, arrays=, offsets=},
      constants = {{name, value, comment}, ...}, shared = {{name, bytes, comment}, ...}, phases = {text, ...},
      grid = {heads=, seq=, rows=, persistent = blocks a multiprocessor that share out the tiles, or nil}, needs=, workspace=,
      target=, maps = tensor maps it takes, see abi.lua, or nil}
@@ -284,7 +284,7 @@ local function hopper_accumulators(problem, s)
     return dv // 2 + s.tile_k // 2 + s.p_sets * (s.tile_k // 4) + (s.q_registers == 1 and d // 4 or 0)
 end
 
--- Beside these: addresses, row statistics, what a score needs, exponents on their way where there are two sets of P, and ends
+-- Beside these: addresses, row statistics, exponents on their way where there are two sets of P, and ends
 -- of further spans of keys. Read off the compiled kernels of tests/test_kernels.c.
 local HOPPER_OTHER_REGISTERS, HOPPER_KEYS_A_REGISTER, HOPPER_SPAN_REGISTERS = 32, 10, 4
 local HOPPER_LOADS_REGISTERS = 24 -- of a score that loads for every element; others take no more than the plain kernel
@@ -361,7 +361,7 @@ function hopper.forward(problem, s)
     local registers = kernel.hopper_registers(problem, s)
     local bytes = hopper_bytes(problem, s)
     return {
-        name = "forward", template = "hopper/forward.cu", calls = {keys = true, offsets = true}, title = "O = softmax(S) V, LSE = ln(sum exp S)",
+        name = "forward", template = "hopper/forward.cu", calls = {keys = true, arrays = true, offsets = true}, title = "O = softmax(S) V, LSE = ln(sum exp S)",
         threads = WARPGROUP * (1 + s.tile_q // 64),
         constants = append({
             {"depth_qk", d, "head dim of q and k rounded up to one wgmma"},
@@ -426,7 +426,7 @@ end
 
 function host.forward(problem, s)
     return {
-        name = "forward", template = "host/forward.c", calls = {keys = true}, title = "O = softmax(S) V, LSE = ln(sum exp S)",
+        name = "forward", template = "host/forward.c", calls = {keys = true, arrays = true}, title = "O = softmax(S) V, LSE = ln(sum exp S)",
         threads = 1, constants = host_constants(problem, s),
         shared = {
             region("q", problem.d, s.tile_q, "[dim_qk][tile_q]"),
@@ -465,7 +465,7 @@ function host.backward_dkv(problem, s)
     }
     if problem.score then shared[#shared + 1] = region("slope", s.tile_q, s.tile_k, "[tile_q][tile_k] of the score") end
     return {
-        name = "backward_dkv", template = "host/backward_dkv.c", calls = {queries = true, slope = true}, title = "dV = P^T dO, dK = scale dS^T Q",
+        name = "backward_dkv", template = "host/backward_dkv.c", calls = {queries = true, slope = true, arrays = true}, title = "dV = P^T dO, dK = scale dS^T Q",
         threads = 1, constants = host_constants(problem, s), shared = shared,
         phases = {"work, keys and values", "S = Q K^T, dP = dO V^T", "P and dS", "dV += P^T dO, dK += dS^T Q",
                   "store dK and dV"},
@@ -486,7 +486,7 @@ function host.backward_dq(problem, s)
     }
     if problem.score then shared[#shared + 1] = region("slope", s.tile_k, s.tile_q, "[tile_k][tile_q] of the score") end
     return {
-        name = "backward_dq", template = "host/backward_dq.c", calls = {keys = true, slope = true}, title = "dQ = scale dS K",
+        name = "backward_dq", template = "host/backward_dq.c", calls = {keys = true, slope = true, arrays = true}, title = "dQ = scale dS K",
         threads = 1, constants = host_constants(problem, s), shared = shared,
         phases = {"work, queries and dO", "S^T = K Q^T, dP^T = V dO^T", "P and dS", "dQ += dS K", "store dQ"},
         grid = {heads = "heads_q", seq = "seq_q", rows = s.tile_q},

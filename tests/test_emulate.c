@@ -375,6 +375,15 @@ static const kernel KERNELS[] = {
     {"bf16 d=64 mask={doc[q] == doc[k]} params={doc: i32[seq_k]}",
      NULL,
      {RUN(1, 2, 1, 260, 260, 2, 3, .num_not_finite = 7)}},
+    /* One tanh in groups of 8 elements, with others around it; two. */
+    {"bf16 d=64 causal score={0.1 * f32(k - q) + 3.0 * tanh(s + 0.01 * f32(q))}",
+     "tile=128x80 stages=2 q_buffers=1 q_registers=0 p_sets=1 ping_pong=1",
+     {RUN(1, 2, 1, 130, 200, 1, 1), RUN(1, 1, 1, 130, 200, 1, 2, .spread = 9)}},
+    {"bf16 d=64 score={tanh(s) - tanh(f32(q - k))}", NULL, {RUN(1, 1, 1, 130, 150, 1, 1)}},
+    /* Deep text, of which parts become locals, at the thread's first element and beside it. */
+    {"bf16 d=64 score={f32(q - k) * 0.01 + s + s + s + s + s + s + s + s + s + s + s + s + s + f32((q - k) % 7)}",
+     NULL,
+     {RUN(1, 1, 1, 130, 150, 1, 1)}},
     /* Every way in which a score meets positions. */
     {"bf16 d=64 score={s * (1.0 + f32(q % 3)) - 0.01 * f32(k) - 0.2 * f32(abs(row - col + 3)) + f32(k / 5 - q) * g[col]} "
      "params={g: f32[seq_k]}",

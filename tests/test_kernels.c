@@ -107,7 +107,6 @@ static const struct spill {
     /* Of target hopper it is the planner's, which runs ahead of the others. */
     {"hopper", "forward", "tile=128x", 8, "d=256 causal, 512 keys: 340 against 333 with one set of P"},
     {"hopper", "forward", "tile=256x64 ", 8, "d=64 causal, 512 keys: 271 against 221 of 192x128"},
-    {"hopper", "forward", "tile=192x96 ", 28, "window(1023, 0), d=128: 0.449 ms against 0.475 where lists begin at the first block"},
 };
 
 static loom_context *context;

@@ -109,17 +109,22 @@ static __device__ __forceinline__ unsigned bar_checked(unsigned smem, int stage)
 // -- Planner: one warp finds the works of the block and the tiles that they visit --------------------------------
 
 //@ if has_mask then
-// Keys that the last query of the first head sees, at most.
+// Keys that a query of the first head sees, at most, of the first, the middle and the last.
 static __device__ __forceinline__ int keys_seen(const LoomArgs *args) {
 //@ if walk == "range" then
     const Work work = {0, 0, 0, 0, args->seq_q, args->seq_k, args->q_start, args->k_start};
-    const int last = args->q_start + args->seq_q - 1;
-    Span outer[num_spans], inner[num_spans];
-    visible_keys(args, &work, last, last, outer, inner);
-    int seen = 0;
+    int most = 0;
+#pragma unroll 1
+    for (int i = 0; i < 3; ++i) {
+        const int query = args->q_start + (i == 2 ? args->seq_q - 1 : args->seq_q / 2 * i);
+        Span outer[num_spans], inner[num_spans];
+        visible_keys(args, &work, query, query, outer, inner);
+        int seen = 0;
 #pragma unroll
-    for (int i = 0; i < num_spans; ++i) seen += max(outer[i].hi - outer[i].lo + 1, 0);
-    return seen;
+        for (int n = 0; n < num_spans; ++n) seen += min(max(outer[n].hi - outer[n].lo + 1, 0), args->seq_k - seen);
+        most = max(most, seen);
+    }
+    return most;
 //@ else
     return args->seq_k;
 //@ end
@@ -438,23 +443,27 @@ static __device__ __forceinline__ void hide_by_spans(float (&s)[tile_k / 2], con
 //@ if has_score then
 // The score of all elements; q and k are the positions of this thread's first.
 static __device__ __forceinline__ void score_tile(float (&s)[tile_k / 2], const LoomArgs *args, const Work *work, int q, int k) {
-//@ if near_score then
-    constexpr int together = 16;  // elements; an element has the same bits either way
+//@ if one_tanh then
+    constexpr int together = ${c.tile_k % 32 == 0 and 16 or 8};  // elements that are near 0 or not; each has the same bits either way
 #pragma unroll
     for (int first = 0; first < tile_k / 2; first += together) {
-        float near[together], farthest = 0;
+        float x[together], farthest = 0;
 #pragma unroll
         for (int i = 0; i < together; ++i) {
-            near[i] = score_near(args, work, q, k, i / 2 % 2 * 8, (first + i) / 4 * 8 + i % 2, s[first + i] * args->scale, &farthest);
+            x[i] = tanh_argument(args, work, q, k, i / 2 % 2 * 8, (first + i) / 4 * 8 + i % 2, s[first + i] * args->scale);
+            farthest = fmaxf(farthest, fabsf(x[i]));
         }
         if (__any_sync(~0u, farthest >= tanh_near)) {
 #pragma unroll
-            for (int i = 0; i < together; ++i) {
-                near[i] = score(args, work, q, k, i / 2 % 2 * 8, (first + i) / 4 * 8 + i % 2, s[first + i] * args->scale);
-            }
+            for (int i = 0; i < together; ++i) x[i] = any_tanh(x[i]);
+        } else {
+#pragma unroll
+            for (int i = 0; i < together; ++i) x[i] = tanh_of_near(x[i]);
         }
 #pragma unroll
-        for (int i = 0; i < together; ++i) s[first + i] = near[i];
+        for (int i = 0; i < together; ++i) {
+            s[first + i] = score(args, work, q, k, i / 2 % 2 * 8, (first + i) / 4 * 8 + i % 2, s[first + i] * args->scale, x[i]);
+        }
     }
 //@ else
 #pragma unroll

@@ -53,6 +53,14 @@ function tests.causal()
     lacks(emit("bf16 d=128 causal"), "visible_queries")
 end
 
+function tests.arrays_of_tiles()
+    local text = emit("bf16 d=64 mask={m[row, col] < 9 & m[row, col] != hkv & on[k]} params={m: u8[seq_q, seq_k], on: bool[seq_k]}")
+    holds(text, "> 1024) return iv(0, 255);")
+    holds(text, "> 1024) return iv(0, 1);")
+    local _, num = text:gsub("param_m_range%(args, row, col%)", "")
+    assert(num == 1, "what a tile reads of an array is looked at once")
+end
+
 function tests.no_mask()
     local text = emit("bf16 d=128")
     holds(text, "outer[0] = span(first, last);")

@@ -238,8 +238,11 @@ function tests.arrays_are_looked_at()
     assert(class(documents, 0, 36, 64) == "full", "one document")
     assert(class(documents, 0, 128, 64) == "empty", "others")
     assert(class(documents, 0, 64, 64) == "partial", "a document ends inside")
-    assert(class(documents .. " backward", 0, 2048, 1024) == "empty")
+    assert(class(documents, 0, 2048, 1024) == "empty")
     assert(class(documents, 0, 2048, 1025) == "partial", "more entries than are looked at")
+    local bytes = " params={m: u8[seq_q, seq_k]}"
+    assert(class("mask={m[row, col] <= 255}" .. bytes, 0, 0, 64) == "full", "u8, though more than are looked at")
+    assert(class("mask={4 * (m[row, col] * m[row, col]) <= 100000}" .. bytes, 0, 0, 64) == "partial")
     local blocks = "mask={blk[row / 64, col / 64] & causal} params={blk: bool[ceil(seq_q/64), ceil(seq_k/64)]}"
     assert(class(blocks, 256, 128, 64) == "full", "a block that is seen")
     assert(class(blocks, 256, 192, 64) == "empty", "one that is not")

@@ -94,7 +94,7 @@ typedef struct Rounds {
     int list_heads;  // heads of one
 } Rounds;
 
-// `seen`: keys that the last query of a head sees.
+// `seen`: keys that a query sees, at most.
 static __device__ __forceinline__ Rounds rounds_of(const LoomArgs *args, int seen) {
     const int heads = args->batch * args->heads_q, tiles = (args->seq_q + tile_q - 1) / tile_q;
     Rounds rounds;
@@ -582,16 +582,21 @@ static __device__ __forceinline__ void spoil(float (&o)[depth_v / 2], const unsi
 
 // -- Planner: one warp finds the works of the block and the tiles that they visit --------------------------------
 
-// Keys that the last query of the first head sees, at most.
+// Keys that a query of the first head sees, at most, of the first, the middle and the last.
 static __device__ __forceinline__ int keys_seen(const LoomArgs *args) {
     const Work work = {0, 0, 0, 0, args->seq_q, args->seq_k, args->q_start, args->k_start};
-    const int last = args->q_start + args->seq_q - 1;
-    Span outer[num_spans], inner[num_spans];
-    visible_keys(args, &work, last, last, outer, inner);
-    int seen = 0;
+    int most = 0;
+#pragma unroll 1
+    for (int i = 0; i < 3; ++i) {
+        const int query = args->q_start + (i == 2 ? args->seq_q - 1 : args->seq_q / 2 * i);
+        Span outer[num_spans], inner[num_spans];
+        visible_keys(args, &work, query, query, outer, inner);
+        int seen = 0;
 #pragma unroll
-    for (int i = 0; i < num_spans; ++i) seen += max(outer[i].hi - outer[i].lo + 1, 0);
-    return seen;
+        for (int n = 0; n < num_spans; ++n) seen += min(max(outer[n].hi - outer[n].lo + 1, 0), args->seq_k - seen);
+        most = max(most, seen);
+    }
+    return most;
 }
 
 static __device__ __forceinline__ void push_plan(unsigned smem, Plan *plans, unsigned count, int tile, unsigned what, int nth) {

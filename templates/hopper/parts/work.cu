@@ -15,7 +15,7 @@ typedef struct Rounds {
     int list_heads;  // heads of one
 } Rounds;
 
-// `seen`: keys that the last query of a head sees.
+// `seen`: keys that a query sees, at most.
 static __device__ __forceinline__ Rounds rounds_of(const LoomArgs *args, int seen) {
     const int heads = args->batch * args->heads_q, tiles = (args->seq_q + tile_q - 1) / tile_q;
     Rounds rounds;
