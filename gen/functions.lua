@@ -58,24 +58,22 @@ end
 -- not depend on them; nil where it is not.
 local GROWS = {q = {1, 0}, row = {1, 0}, k = {0, 1}, col = {0, 1}}
 local function growth(node)
-    if node.op == "var" and GROWS[node.name] then return table.unpack(GROWS[node.name]) end
+    if interval.uniform(node) then return 0, 0 end
+    if node.op == "var" then return table.unpack(GROWS[node.name]) end
     if node.op == "+" or node.op == "-" then
         local sign = node.op == "+" and 1 or -1
         local aq, ak = growth(node.args[1])
         local bq, bk = growth(node.args[2])
         if aq and bq then return aq + sign * bq, ak + sign * bk end
-        return
     elseif node.op == "neg" then
         local aq, ak = growth(node.args[1])
         if aq then return -aq, -ak end
-        return
     end
-    for _, arg in ipairs(node.args or {}) do
-        local aq, ak = growth(arg)
-        if aq ~= 0 or ak ~= 0 then return end
-    end
-    return 0, 0
 end
+
+-- How far an element's value lies beside that of the one at q and k, by its growth.
+local OFFSET = {["1 0"] = "dq", ["0 1"] = "dk", ["-1 0"] = "-dq", ["0 -1"] = "-dk", ["1 -1"] = "(dq - dk)", ["-1 1"] = "(dk - dq)",
+                ["1 1"] = "(dq + dk)", ["-1 -1"] = "(-dq - dk)"}
 
 -- Counts how often each part of node will be asked for.
 function Writer:count(node)
@@ -186,9 +184,6 @@ WRITE.f32["/"] = function(w, node, a, b)
     return w:call("fast_div", w:argument(a), w:argument(b))
 end
 function WRITE.f32.neg(w, _, a) return "-" .. w:operand(a, PRIMARY), UNARY end
--- How far an element's value lies beside that of the one at q and k, by growth in q and k.
-local OFFSET = {["1 0"] = "dq", ["0 1"] = "dk", ["-1 0"] = "-dq", ["0 -1"] = "-dk", ["1 -1"] = "(dq - dk)", ["-1 1"] = "(dk - dq)",
-                ["1 1"] = "(dq + dk)", ["-1 -1"] = "(-dq - dk)"}
 
 -- f32 of what grows with dq and dk, which the compiler knows: one conversion serves all elements of a thread, the others are
 -- an addition away. Exact up to 2^24; beyond, there is one rounding more, which depends on the element's place in its tile.
@@ -373,12 +368,8 @@ end
 -- The function that finds what a tile reads of an array.
 local function array_range_function(unit, param)
     unit:need("iv")
-    -- what holds of the type, as interval.range says: sums are taken to fit by that
-    local any = ({u8 = "iv(0, 255)", bool = "iv(0, 1)"})[param.dtype]
-    if not any then
-        any = "iv_any()"
-        unit:need("iv_any")
-    end
+    local least, most = interval.stored(param) -- not more than interval.range says: sums are taken to fit by that
+    local any = ("iv(%dLL, %dLL)"):format(least, most)
     local lines, parameters, indices = {}, {}, {}
     local function add(depth, format, ...) lines[#lines + 1] = (" "):rep(4 * depth) .. format:format(...) end
     for axis = 1, #param.dims do

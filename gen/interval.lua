@@ -7,9 +7,12 @@ what is not known makes a tile partial, never empty and never full.
   interval.class(mask, box, env)                  -> "empty" | "partial" | "full"
   interval.describe(mask, backend)                -> the class of a tile in the backend's terms (text in functions.lua)
   interval.range(node)     -> lo, hi of an i32 node whatever the launch; interval.exact(node): its sum cannot wrap
+  interval.uniform(node)   -> whether a node has one value on a whole tile
+  interval.stored(param)   -> lo, hi of what an array of integers or bools can hold
 
   box: q_lo q_hi k_lo k_hi (inclusive positions), q_start k_start seq_q seq_k b h hkv
-  env: params {name = value}, load(name, indices) -> value; both may be missing, then their values are unknown
+  env: params {name = value}, load(name, indices) -> value; both may be missing, then their values are unknown.
+  A class asks load for at most MOST_LOADS entries that a tile reads of an array
   direction: "keys", spans of keys that queries q_lo..q_hi see; "queries", the other way round
 
 Walk range. The mask becomes a disjunction of conjunctions of atoms a q + b k + c <= 0 with a, b in -1, 0, 1 and c uniform
@@ -33,6 +36,14 @@ local POSITION, INDEX = {-LENGTH, LENGTH - 1}, {0, LENGTH - 1}
 local RANGE = {q = POSITION, k = POSITION, q_start = POSITION, k_start = POSITION, row = INDEX, col = INDEX,
                b = INDEX, h = INDEX, hkv = INDEX, seq_q = {0, LENGTH}, seq_k = {0, LENGTH}}
 local TILE_VARIABLES = {q = true, k = true, row = true, col = true}
+
+local STORED = {u8 = {0, 255}, bool = {0, 1}}
+
+function interval.stored(param)
+    return table.unpack(STORED[param.dtype] or {I32_MIN, I32_MAX})
+end
+
+interval.MOST_LOADS = 1024 -- for one load; where a tile meets more, they may be all that the array can hold
 
 local varying = setmetatable({}, {__mode = "k"})
 
@@ -146,7 +157,8 @@ end
   backend.op(name, ...)   applies an operation of the table `numbers` below
   backend.const(lo, hi)   an i32 interval
   backend.var(name)       the interval of q, k, row, col, or of another variable
-  backend.point(node)     interval or class of a uniform node, nil where its value is unknown ]]
+  backend.point(node)     interval or class of a uniform node, nil where its value is unknown
+  backend.load(node, indices)  interval of what a load reads for a box of indices; missing: it may be anything ]]
 
 local Describe = {}
 Describe.__index = Describe
@@ -209,9 +221,7 @@ function Describe:int_structure(node)
     elseif op == "popcount" then
         return B.const(0, 32)
     elseif op == "load" then
-        local found = self:loaded(node)
-        if found then return found end
-        if node.param.dtype == "u8" then return B.const(0, 255) end
+        return self:loaded(node) or B.const(interval.stored(node.param))
     elseif op == "&" then
         local least = I32_MAX
         local nonnegative = false
@@ -498,11 +508,9 @@ end
 
 local function is_unknown(value) return value == nil or value ~= value end
 
-interval.MOST_LOADS = 1024 -- entries that a class looks at for one load; where a tile meets more, they may be anything
-
 -- Hull of what `load` gives for a box of indices.
 local function hull_of_loads(load, node, box)
-    local any = ({u8 = {0, 255}, bool = {0, 1}})[node.param.dtype] or FULL
+    local any = {interval.stored(node.param)}
     local lo, hi, num, indices = I32_MAX, I32_MIN, 1, {}
     for _, index in ipairs(box) do
         num = num * (index[2] - index[1] + 1)

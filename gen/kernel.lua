@@ -18,6 +18,7 @@ grid, workspace. Emission (emit.lua) and the runtime (descriptors, docs/design.m
 local arch = require "arch"
 local expression = require "expression"
 local functions = require "functions"
+local interval = require "interval"
 
 local kernel = {}
 
@@ -289,15 +290,10 @@ end
 local HOPPER_OTHER_REGISTERS, HOPPER_KEYS_A_REGISTER, HOPPER_SPAN_REGISTERS = 32, 10, 4
 local HOPPER_LOADS_REGISTERS = 24 -- of a score that loads for every element; others take no more than the plain kernel
 
-local ELEMENT_VARIABLES = {q = true, row = true, k = true, col = true}
-
 local function loads_for_elements(score)
     local found = false
     if score then
-        expression.walk(score, function(node)
-            if node.op ~= "load" then return end
-            expression.walk(node, function(part) found = found or part.op == "var" and ELEMENT_VARIABLES[part.name] end)
-        end)
+        expression.walk(score, function(node) found = found or node.op == "load" and not interval.uniform(node) end)
     end
     return found
 end

@@ -275,18 +275,22 @@ local HOPPER_ONE_BUFFER = 250                         -- more where its queries 
 local HOPPER_PARTIAL = 600                            -- more for each tile that a mask cuts
 local TYPICAL_HOPPER_SEQ = 2048
 
--- Lengths of a hint, typical ones where it is nil or 0, and the keys that the last query may see: all under a causal mask,
--- as many as a window is wide. Once a choice, not once a candidate.
+-- Lengths of a hint, typical ones where it is nil or 0, and the keys that a query may see, the most of the first, the middle
+-- and the last: all under a causal mask, as many as a window is wide. Once a choice, not once a candidate.
 local function lengths_of(problem, hint)
     local seq_q = hint and hint.seq_q > 0 and hint.seq_q or TYPICAL_HOPPER_SEQ
     local seq_k = hint and hint.seq_k > 0 and hint.seq_k or TYPICAL_HOPPER_SEQ
     if interval.walk(problem.mask).kind ~= "range" then return {seq_q = seq_q, seq_k = seq_k, seen = seq_k} end
-    local seen, last = 0, seq_k - 1
-    local box = {b = 0, h = 0, hkv = 0, q_start = seq_k - seq_q, k_start = 0, seq_q = seq_q, seq_k = seq_k, q_lo = last, q_hi = last}
-    for _, span in ipairs(interval.spans(problem.mask, box, "keys", {params = {}})) do
-        seen = seen + math.max(span.outer[2] - span.outer[1] + 1, 0)
+    local first, most = seq_k - seq_q, 1
+    for _, query in ipairs {first, first + seq_q // 2, seq_k - 1} do
+        local box = {b = 0, h = 0, hkv = 0, q_start = first, k_start = 0, seq_q = seq_q, seq_k = seq_k, q_lo = query, q_hi = query}
+        local seen = 0
+        for _, span in ipairs(interval.spans(problem.mask, box, "keys", {params = {}})) do
+            seen = seen + math.max(span.outer[2] - span.outer[1] + 1, 0)
+        end
+        most = math.max(most, seen)
     end
-    return {seq_q = seq_q, seq_k = seq_k, seen = math.max(math.min(seen, seq_k), 1)}
+    return {seq_q = seq_q, seq_k = seq_k, seen = math.min(most, seq_k)}
 end
 
 local function hopper_forward_cost(problem, s, _, lengths)
@@ -298,7 +302,7 @@ local function hopper_forward_cost(problem, s, _, lengths)
         + (s.p_sets == 1 and HOPPER_ONE_SET or 0) + (s.q_registers == 0 and HOPPER_SHARED_QUERIES or 0)
     local work = HOPPER_WORK + HOPPER_WORK_DIM * problem.d + (s.q_buffers == 1 and s.q_registers == 0 and HOPPER_ONE_BUFFER or 0)
     local seen, visited = seq_k, seq_k // -s.tile_k * -s.tile_k
-    if problem.mask then -- on average half of the keys, as under a causal mask, or what fewer the last query sees
+    if problem.mask then -- on average half of the keys, as under a causal mask, or what fewer a query sees
         seen = math.min(seq_k / 2, lengths.seen)
         visited = seen + (s.tile_q + s.tile_k) / 2
         work = work + HOPPER_PARTIAL * (s.tile_q // s.tile_k + 1)
@@ -307,8 +311,8 @@ local function hopper_forward_cost(problem, s, _, lengths)
     return (visited / s.tile_k * tile + work) * rows / seq_q / seen / s.tile_q * 4096
 end
 
--- What was the best of a sweep on an H200, in bursts and sustained, for head dims that many have: {most keys that the last
--- query sees, schedule}, without mask, with one, and where that query sees half of the keys or fewer. Kernels with two sets
+-- What was the best of a sweep on an H200, in bursts and sustained, for head dims that many have: {most keys that a query
+-- sees, schedule}, without mask, with one, and where queries see half of the keys or fewer. Kernels with two sets
 -- of P take half as long again to compile, so a gain of a hundredth does not count for them.
 -- Source: bench/results/h200-hopper-schedules.csv.
 local FAST_64 = "tile=256x64 stages=6 q_buffers=2 q_registers=0 p_sets=1 ping_pong=1"
@@ -403,7 +407,7 @@ local function rejection(s, problem, pass, target, a)
 end
 
 function schedule.choose(problem, pass, target, a, forced, hint)
-    local candidates, best, lengths = {}, nil, lengths_of(problem, hint)
+    local candidates, best, lengths = {}, nil, target == "hopper" and lengths_of(problem, hint)
     local function add(s, text, is_measured)
         local row = {values = s, text = text, rejected = rejection(s, problem, pass, target, a)}
         if is_measured and row.rejected then return end

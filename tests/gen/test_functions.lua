@@ -55,8 +55,8 @@ end
 
 function tests.arrays_of_tiles()
     local text = emit("bf16 d=64 mask={m[row, col] < 9 & m[row, col] != hkv & on[k]} params={m: u8[seq_q, seq_k], on: bool[seq_k]}")
-    holds(text, "> 1024) return iv(0, 255);")
-    holds(text, "> 1024) return iv(0, 1);")
+    holds(text, "> 1024) return iv(0LL, 255LL);")
+    holds(text, "> 1024) return iv(0LL, 1LL);")
     local _, num = text:gsub("param_m_range%(args, row, col%)", "")
     assert(num == 1, "what a tile reads of an array is looked at once")
 end

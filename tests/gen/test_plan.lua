@@ -133,6 +133,16 @@ function tests.hopper_variants()
     end)
 end
 
+-- The schedule of windows is for queries that see few keys, whichever of them.
+function tests.windows_have_a_schedule()
+    for mask, narrow in pairs {["causal & window(1023, 0)"] = true, ["k == q"] = true, ["causal"] = false, ["q <= k"] = false,
+                               ["causal & window(5000, 0)"] = false} do
+        local plan = must_plan {problem = "bf16 d=128 mask={" .. mask .. "}", target = "hopper", arch = "sm_90", alignment = 16,
+                                hint = {batch = 1, heads_q = 16, heads_kv = 16, seq_q = 8192, seq_k = 8192}}
+        assert((plan.schedule:match "^tile=192x64 " ~= nil) == narrow, mask .. ": " .. plan.schedule)
+    end
+end
+
 -- One copy moves all boxes of a row of q, k or v where none reaches past the head dim; O is stored by single boxes.
 -- O of large head dims has no room in shared memory and so no map.
 function tests.maps_of_hopper()
