@@ -75,8 +75,8 @@ function emit.source(plan, k, read)
         constants = "",
         arguments = abi.struct(fields),
         functions = functions.text(p, LANGUAGE[k.target], k.calls or {}),
-        walk = uses.walk, num_spans = uses.num_spans or 0, exact_rows = uses.exact_rows,
-        one_tanh = uses.one_tanh,
+        walk = uses.walk, num_spans = uses.num_spans or 0, exact_rows = uses.exact_rows, bounds = uses.bounds,
+        one_tanh = uses.one_tanh and not uses.capped, capped = uses.capped, even = uses.even, at_diagonal = uses.at_diagonal,
         c = values,                       -- the kernel's constants, for decisions in Lua lines
         k = k, arch = plan.arch, dtype = p.dtype,
         has_mask = p.mask ~= nil, has_score = p.score ~= nil,

@@ -2,11 +2,17 @@
 
   functions.text(problem, language, wanted) -> text; language is "c" or "cuda"; wanted {keys=, queries=, slope=} leaves out
                                        the walks and the slope a kernel does not call, nil takes all; without arrays = true
-                                       a class does not look at what a tile reads of arrays; with offsets = true
-                                       the score is that of an element beside the one at q and k, see ELEMENT_SCORE_BESIDE
-  functions.uses(problem)           -> {mask =, score = bool, walk = "range" | "classify", num_spans =, exact_rows =, one_tanh =};
-                                       exact_rows: the spans of a single row are what it sees, whatever its position;
-                                       one_tanh: with offsets the score takes its tanh from the kernel
+                                       a class does not look at what a tile reads of arrays; with bounds = true
+                                       a conjunction has the keys of its part of walk range, and the class is that
+                                       of the rest, see interval.bounds; with units = true
+                                       the score is one for the elements of a tile, see ELEMENT_OF_TILE
+  functions.uses(problem)           -> {mask =, score = bool, walk = "range" | "classify", num_spans =, bounds =, exact_rows =, even =, one_tanh =};
+                                       bounds: of walk classify, with spans of a part of it;
+                                       exact_rows: the spans of a single row are what it sees, or what that part lets it, whatever its position;
+                                       even: all queries of a head see the same keys;
+                                       one_tanh: with units the score takes its tanh from the kernel; capped: it is all that
+                                       units.cap knows, and a kernel gets score_cap and score_factor; at_diagonal: it is
+                                       made of positions, so that it may well be largest where they meet
 
 What is emitted is listed in docs/design.md section 3: visible, score, score_slope, and visible_keys, visible_queries, Span
 and num_spans, or tile_class (0 empty, 1 partial, 2 full); plus the helpers they use and nothing else. visible_keys and
@@ -22,6 +28,7 @@ local expression = require "expression"
 local helpers = require "helpers"
 local interval = require "interval"
 local problem_text = require "problem"
+local units = require "units"
 
 local functions = {}
 
@@ -30,7 +37,7 @@ local STORAGE = {i32 = "int", i64 = "long long", u8 = "unsigned char", bool = "u
 local C_TYPE = {i32 = "int", f32 = "float", bool = "bool"}
 local VARIABLE = {q = "q", k = "k", row = "row", col = "col", s = "s", b = "work->batch", h = "work->head",
                   hkv = "work->head_kv", seq_q = "work->seq_q", seq_k = "work->seq_k", q_start = "work->q_start",
-                  k_start = "work->k_start"}
+                  k_start = "work->k_start", [units.scale.name] = "args->scale"}
 
 -- -- scalars ---------------------------------------------------------------------------------------------------
 
@@ -39,7 +46,7 @@ local CHOICE, OR, AND, EQUALITY, RELATION, SUM, PRODUCT, UNARY, PRIMARY = 1, 2, 
 local MAX_DEPTH = 12 -- deeper text is cut by a local
 
 --[[ Writes expressions of one emitted function. Nodes that are costly and occur twice, or lie deep, become locals:
-  lines collects their definitions. ]]
+  lines collects their definitions. With `terms`, a list, what is the same for a whole tile is put there. ]]
 local Writer = {}
 Writer.__index = Writer
 
@@ -282,10 +289,23 @@ function Writer:define(node, text)
     return name
 end
 
+-- The term that a node is.
+function Writer:term(node)
+    local key = expression.print(node)
+    if not self.terms[key] then
+        self.terms[key] = "t" .. #self.terms
+        self.terms[#self.terms + 1] = {name = self.terms[key], node = node}
+    end
+    return "terms->" .. self.terms[key]
+end
+
 -- Text and precedence of a node, or of the local that holds it.
 function Writer:write(node)
     local key = self:key(node)
     if self.names[key] then return self.names[key], PRIMARY end
+    if self.terms and interval.uniform(node) and node.op ~= "const" and node.op ~= "param" and node ~= units.scale then
+        return self:term(node), PRIMARY
+    end
     self.depth = (self.depth or 0) + 1
     local deep = self.depth % MAX_DEPTH == 0
     local text, level = self:expand(node)
@@ -365,8 +385,12 @@ local function array_function(unit, param, guards)
     return table.concat(lines, "\n")
 end
 
+-- Vectors by which a range is read: type, members.
+local VECTOR = {i32 = {"int4", {"x", "y", "z", "w"}}, i64 = {"longlong2", {"x", "y"}}, u8 = {"uchar4", {"x", "y", "z", "w"}},
+                bool = {"uchar4", {"x", "y", "z", "w"}}}
+
 -- The function that finds what a tile reads of an array.
-local function array_range_function(unit, param)
+local function array_range_function(unit, param, guards)
     unit:need("iv")
     local least, most = interval.stored(param) -- not more than interval.range says: sums are taken to fit by that
     local any = ("iv(%dLL, %dLL)"):format(least, most)
@@ -374,23 +398,52 @@ local function array_range_function(unit, param)
     local function add(depth, format, ...) lines[#lines + 1] = (" "):rep(4 * depth) .. format:format(...) end
     for axis = 1, #param.dims do
         parameters[axis] = ("Iv i%d"):format(axis - 1)
-        indices[axis] = ("(int)i%d.lo + x%d"):format(axis - 1, axis - 1)
     end
     add(0, "// Least and largest of %s over a box of indices; anything where it holds more than %d.", param.name, interval.MOST_LOADS)
     add(0, "%s Iv param_%s_range(const LoomArgs *args, %s) {", unit.static, param.name, table.concat(parameters, ", "))
     add(1, "long long num = 1;")
     for axis = 0, #param.dims - 1 do add(1, "if ((num *= i%d.hi - i%d.lo + 1) > %d) return %s;", axis, axis, interval.MOST_LOADS, any) end
     add(1, "int lo = 2147483647, hi = -2147483647 - 1;")
-    for axis = 0, #param.dims - 1 do
-        if unit.language == "cuda" then lines[#lines + 1] = "#pragma unroll 1  // to need few registers" end
-        add(axis + 1, "for (int x%d = (int)(i%d.hi - i%d.lo); x%d >= 0; --x%d)%s", axis, axis, axis, axis, axis,
-            axis == #param.dims - 1 and " {" or "")
+    local last, depth = #param.dims - 1, #param.dims
+    for axis = 0, last - 1 do
+        if unit.language == "cuda" then lines[#lines + 1] = "#pragma unroll 1" end
+        add(axis + 1, "for (int x%d = (int)i%d.lo; x%d <= (int)i%d.hi; ++x%d) {", axis, axis, axis, axis, axis)
+        indices[axis + 1] = "x" .. axis
     end
-    local depth = #param.dims + 1
-    add(depth, "const int value = param_%s(args, %s);", param.name, table.concat(indices, ", "))
-    add(depth, "lo = value < lo ? value : lo;")
-    add(depth, "hi = value > hi ? value : hi;")
-    add(depth - 1, "}")
+    local function take(at, value)
+        add(at, "lo = %s < lo ? %s : lo;", value, value)
+        add(at, "hi = %s > hi ? %s : hi;", value, value)
+    end
+    local x = "x" .. last
+    indices[last + 1] = x
+    add(depth, "int %s = (int)i%d.lo;", x, last)
+    if unit.language == "cuda" then
+        local vector, parts = table.unpack(VECTOR[param.dtype])
+        local tests, offsets = {("args->p_%s_stride_%d == 1"):format(param.name, last)}, {}
+        for axis = 0, last do
+            local index = axis < last and "x" .. axis or "i" .. axis .. ".lo"
+            local far = axis < last and index or "i" .. axis .. ".hi"
+            if guards[axis + 1] then tests[#tests + 1] = ("%s >= 0 && %s < (long long)%s"):format(index, far, extent(param.dims[axis + 1])) end
+            offsets[axis + 1] = axis < last and ("%s * args->p_%s_stride_%d"):format(index, param.name, axis) or x
+        end
+        add(depth, "const %s *const from = (const %s *)(args->p_%s + %s);", vector, vector, param.name, table.concat(offsets, " + "))
+        add(depth, "const bool whole = %s && (size_t)from %% sizeof *from == 0;", table.concat(tests, " && "))
+        add(depth, "const int vectors = whole ? (int)(i%d.hi - i%d.lo + 1) / %d : 0;", last, last, #parts)
+        lines[#lines + 1] = "#pragma unroll 4  // reads wait together"
+        add(depth, "for (int i = 0; i < vectors; ++i) {")
+        add(depth + 1, "const %s v = __ldg(from + i);", vector)
+        for _, part in ipairs(parts) do
+            take(depth + 1, (param.dtype == "bool" and "(v.%s != 0)" or param.dtype == "i64" and "(int)v.%s" or "v.%s"):format(part))
+        end
+        add(depth, "}")
+        add(depth, "%s += %d * vectors;", x, #parts)
+        lines[#lines + 1] = "#pragma unroll 1"
+    end
+    add(depth, "for (; %s <= (int)i%d.hi; ++%s) {", x, last, x)
+    add(depth + 1, "const int value = param_%s(args, %s);", param.name, table.concat(indices, ", "))
+    take(depth + 1, "value")
+    add(depth, "}")
+    for at = last, 1, -1 do add(at, "}") end
     add(1, "return iv(lo, hi);")
     add(0, "}")
     return table.concat(lines, "\n")
@@ -413,7 +466,7 @@ local function array_functions(unit, problem, nodes, ranges)
     local list = {}
     for _, param in ipairs(problem.params) do
         if guards[param.name] then list[#list + 1] = array_function(unit, param, guards[param.name]) end
-        if ranges[param.name] then list[#list + 1] = array_range_function(unit, param) end
+        if ranges[param.name] then list[#list + 1] = array_range_function(unit, param, guards[param.name]) end
     end
     return list
 end
@@ -444,11 +497,12 @@ end
 
 local ELEMENT = {"const LoomArgs *args", "const Work *work", "int q", "int k"}
 local ELEMENT_SCORE = {"const LoomArgs *args", "const Work *work", "int q", "int k", "float s"}
--- The element at q + dq and k + dk. A kernel that calls it with constants for dq and dk computes what depends on q and k once.
-local ELEMENT_SCORE_BESIDE = {"const LoomArgs *args", "const Work *work", "int q", "int k", "int dq", "int dk", "float s"}
+-- One of the elements that a thread has of a tile: that at q + dq and k + dk, with dq and dk constants, so that what depends on
+-- q and k is computed once; s is S before the scale, and the result in units of score_unit (gen/units.lua).
+local ELEMENT_OF_TILE = {"const LoomArgs *args", "const Work *work", "const Terms *terms", "int q", "int k", "int dq", "int dk", "float s"}
 -- The same where the kernel computes the only tanh, of what tanh_argument gives.
-local ELEMENT_SCORE_TANH = table.move(ELEMENT_SCORE_BESIDE, 1, #ELEMENT_SCORE_BESIDE, 1, {})
-ELEMENT_SCORE_TANH[#ELEMENT_SCORE_TANH + 1] = "float tanh_x"
+local ELEMENT_OF_TILE_TANH = table.move(ELEMENT_OF_TILE, 1, #ELEMENT_OF_TILE, 1, {})
+ELEMENT_OF_TILE_TANH[#ELEMENT_OF_TILE_TANH + 1] = "float tanh_x"
 
 -- The tanh of a score, if it has one and no other.
 local function only_tanh(score)
@@ -463,10 +517,10 @@ local function only_tanh(score)
     return num == 1 and found or nil
 end
 
-local function element_function(unit, comment, head, parameters, node, fast)
+local function element_function(unit, comment, head, parameters, node, fast, terms)
     local w = writer(unit, fast)
-    w.beside = parameters == ELEMENT_SCORE_BESIDE or parameters == ELEMENT_SCORE_TANH
-    if parameters == ELEMENT_SCORE_TANH then w.names[w:key(only_tanh(node))] = "tanh_x" end
+    w.beside, w.terms = terms ~= nil, terms
+    if parameters == ELEMENT_OF_TILE_TANH then w.names[w:key(only_tanh(node))] = "tanh_x" end
     w:count(node)
     local text = w:write(node)
     local lines = {}
@@ -475,6 +529,63 @@ local function element_function(unit, comment, head, parameters, node, fast)
     for _, line in ipairs(w.lines) do lines[#lines + 1] = line end
     lines[#lines + 1] = ("return %s;"):format(text)
     return assemble(unit, comment .. shown(expression.print(node)), head, parameters, lines)
+end
+
+-- The score for the elements of a tile: what units.cap finds, or its terms, its unit, itself, and what it takes tanh of if it has
+-- one tanh.
+local function tile_score_functions(unit, score)
+    local function of_launch(comment, name, node)
+        return assemble(unit, comment, "float " .. name, {"const LoomArgs *args"},
+            {("return %s;"):format(node and writer(unit, false):argument(node) or "1.0f")})
+    end
+    local cap, factor = units.cap(score)
+    if cap then
+        return {of_launch("The score is cap * tanh(factor * s).", "score_cap", cap), of_launch("See score_cap.", "score_factor", factor)}
+    end
+    local inner, of = units.of(score)
+    local tanh, terms, list = only_tanh(inner), {}, {}
+    if tanh then
+        unit:need("any_tanh")
+        list[1] = element_function(unit, "What the score takes tanh of: ", "float tanh_argument", ELEMENT_OF_TILE, tanh.args[1], true, terms)
+    end
+    local comment = of and ("The score, in units of %s: "):format(expression.print(of)) or "The score: "
+    list[#list + 1] = element_function(unit, comment, "float score", tanh and ELEMENT_OF_TILE_TANH or ELEMENT_OF_TILE, inner, true, terms)
+    local w = writer(unit, false)
+    local fields, values = {}, {}
+    for i, term in ipairs(terms) do
+        fields[i] = ("    %s %s;  // %s\n"):format(C_TYPE[term.node.type], term.name, shown(expression.print(term.node)))
+        values[i] = ("terms.%s = %s;"):format(term.name, w:argument(term.node))
+    end
+    local lines = {"Terms terms;"}
+    for _, line in ipairs(w.lines) do lines[#lines + 1] = line end
+    for _, value in ipairs(values) do lines[#lines + 1] = value end
+    lines[#lines + 1] = "return terms;"
+    return {
+        ("// What of the score is the same for all elements of a work.\ntypedef struct Terms {\n%s} Terms;"):format(table.concat(fields)),
+        assemble(unit, "The terms of a work.", "Terms score_terms", {"const LoomArgs *args", "const Work *work"}, lines),
+        of_launch("What scores are in units of.", "score_unit", of),
+        table.unpack(list),
+    }
+end
+
+-- Whether all queries of a head see the same keys.
+local function is_even(mask)
+    local even = true
+    if mask then
+        expression.walk(mask, function(node) even = even and not (node.op == "var" and (node.name == "q" or node.name == "row")) end)
+    end
+    return even
+end
+
+-- Of what is made of positions, such as a distance; not what is only read there.
+local function is_made_of_positions(score)
+    local found = false
+    if score then
+        expression.walk(score, function(node)
+            found = found or node.op == "f32" and node.args[1].type == "i32" and node.args[1].op ~= "load" and not interval.uniform(node)
+        end)
+    end
+    return found
 end
 
 -- -- walk range ------------------------------------------------------------------------------------------------
@@ -682,13 +793,15 @@ end
 
 function functions.uses(problem)
     local walk = interval.walk(problem.mask)
-    local exact_rows = walk.kind == "range"
-    for _, conjunction in ipairs(walk.spans or {}) do
+    local bounds = interval.bounds(problem.mask)
+    local spans = bounds and interval.walk(bounds).spans or walk.spans
+    local exact_rows = spans ~= nil
+    for _, conjunction in ipairs(spans or {}) do
         for _, atom in ipairs(conjunction) do exact_rows = exact_rows and #(atom.checks or {}) == 0 end
     end
     return {mask = problem.mask ~= nil, score = problem.score ~= nil, walk = walk.kind,
-            num_spans = walk.spans and #walk.spans, exact_rows = exact_rows,
-            one_tanh = only_tanh(problem.score) ~= nil}
+            bounds = bounds ~= nil, num_spans = spans and #spans, exact_rows = exact_rows, even = is_even(problem.mask),
+            one_tanh = only_tanh(problem.score) ~= nil, capped = problem.score ~= nil and units.cap(problem.score) ~= nil, at_diagonal = is_made_of_positions(problem.score)}
 end
 
 local STATIC = {c = "static inline", cuda = "static __device__ __forceinline__"}
@@ -706,33 +819,33 @@ function functions.text(problem, language, wanted)
         list[#list + 1] = element_function(unit, "Whether query q sees key k: ", "bool visible", ELEMENT, problem.mask, false)
     end
     if problem.score then
-        local tanh = wanted and wanted.offsets and only_tanh(problem.score)
-        if tanh then
-            unit:need("any_tanh")
-            list[#list + 1] = element_function(unit, "What the score takes tanh of: ", "float tanh_argument",
-                ELEMENT_SCORE_BESIDE, tanh.args[1], true)
+        if wanted and wanted.units then
+            table.move(tile_score_functions(unit, problem.score), 1, 5, #list + 1, list)
+        else
+            list[#list + 1] = element_function(unit, "The score: ", "float score", ELEMENT_SCORE, problem.score, true)
         end
-        list[#list + 1] = element_function(unit, "The score: ", "float score", tanh and ELEMENT_SCORE_TANH
-            or wanted and wanted.offsets and ELEMENT_SCORE_BESIDE or ELEMENT_SCORE, problem.score, true)
         if problem.backward and (not wanted or wanted.slope) then
             list[#list + 1] = element_function(unit, "d(score)/ds: ", "float score_slope", ELEMENT_SCORE,
                 expression.slope(problem.score), true)
         end
     end
-    local walk = interval.walk(problem.mask)
+    local walk, bounds, rest = interval.walk(problem.mask), nil, nil
+    if wanted and wanted.bounds then bounds, rest = interval.bounds(problem.mask) end
+    local spans = bounds and interval.walk(bounds).spans or walk.spans
+    if bounds then list[#list + 1] = range_function(unit, spans, "keys") end
     if walk.kind == "range" then
         if not wanted or wanted.keys then list[#list + 1] = range_function(unit, walk.spans, "keys") end
         if problem.backward and (not wanted or wanted.queries) then
             list[#list + 1] = range_function(unit, walk.spans, "queries")
         end
     elseif not wanted or wanted.keys or wanted.queries then
-        list[#list + 1] = tile_class_function(unit, problem.mask, (not wanted or wanted.arrays) and ranges)
+        list[#list + 1] = tile_class_function(unit, rest or problem.mask, (not wanted or wanted.arrays) and ranges)
     end
     local arrays = array_functions(unit, problem, nodes, ranges)
 
     local out = {}
-    if walk.kind == "range" then
-        out[#out + 1] = ("enum { num_spans = %d };"):format(#walk.spans)
+    if spans then
+        out[#out + 1] = ("enum { num_spans = %d };"):format(#spans)
         out[#out + 1] = "typedef struct Span {  // inclusive; empty when lo > hi\n    int lo, hi;\n} Span;"
     end
     for _, text in ipairs(helpers.texts(needed, language, unit.static)) do out[#out + 1] = text end

@@ -35,7 +35,7 @@ local MAX_COEFFICIENT, MAX_TERMS = 1 << 24, 64 -- sums of such terms fit 64 bits
 local POSITION, INDEX = {-LENGTH, LENGTH - 1}, {0, LENGTH - 1}
 local RANGE = {q = POSITION, k = POSITION, q_start = POSITION, k_start = POSITION, row = INDEX, col = INDEX,
                b = INDEX, h = INDEX, hkv = INDEX, seq_q = {0, LENGTH}, seq_k = {0, LENGTH}}
-local TILE_VARIABLES = {q = true, k = true, row = true, col = true}
+local TILE_VARIABLES = {q = true, k = true, row = true, col = true, s = true}
 
 local STORED = {u8 = {0, 255}, bool = {0, 1}}
 
@@ -746,6 +746,17 @@ function interval.walk(mask)
     if not mask then return {kind = "range", spans = {{}}} end
     walks[mask] = walks[mask] or find_walk(mask)
     return walks[mask]
+end
+
+-- A mask of walk classify that is a conjunction: the part of walk range and the rest, nil where it has not both.
+function interval.bounds(mask)
+    if not mask or mask.op ~= "&" or interval.walk(mask).kind == "range" then return nil end
+    local bounds, rest
+    local function both_of(a, b) return a and expression.make("&", {a, b}) or b end
+    for _, arg in ipairs(mask.args) do
+        if interval.walk(arg).kind == "range" and not uniform(arg) then bounds = both_of(bounds, arg) else rest = both_of(rest, arg) end
+    end
+    if bounds and rest and interval.walk(bounds).kind == "range" then return bounds, rest end
 end
 
 -- -- spans -----------------------------------------------------------------------------------------------------

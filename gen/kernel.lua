@@ -3,7 +3,7 @@ grid, workspace. Emission (emit.lua) and the runtime (descriptors, docs/design.m
 
   kernel.list(problem, pass, target, schedule, arch) -> list of kernels in launch order, each
     {name=, pass=, symbol=, template="mma/forward.cu", title=, threads=, smem_bytes=, blocks_per_sm=,
-     calls = generated functions it uses, beside visible and score: {keys=, queries=, slope=, arrays=, offsets=},
+     calls = generated functions it uses, beside visible and score: {keys=, queries=, slope=, arrays=, bounds=, units=},
      constants = {{name, value, comment}, ...}, shared = {{name, bytes, comment}, ...}, phases = {text, ...},
      grid = {heads=, seq=, rows=, persistent = blocks a multiprocessor that share out the tiles, or nil}, needs=, workspace=,
      target=, maps = tensor maps it takes, see abi.lua, or nil}
@@ -357,7 +357,7 @@ function hopper.forward(problem, s)
     local registers = kernel.hopper_registers(problem, s)
     local bytes = hopper_bytes(problem, s)
     return {
-        name = "forward", template = "hopper/forward.cu", calls = {keys = true, arrays = true, offsets = true}, title = "O = softmax(S) V, LSE = ln(sum exp S)",
+        name = "forward", template = "hopper/forward.cu", calls = {keys = true, arrays = true, bounds = true, units = true}, title = "O = softmax(S) V, LSE = ln(sum exp S)",
         threads = WARPGROUP * (1 + s.tile_q // 64),
         constants = append({
             {"depth_qk", d, "head dim of q and k rounded up to one wgmma"},

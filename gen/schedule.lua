@@ -10,6 +10,7 @@
 Text: `tile=128x64 warps=4 blocks=2`, tile is queries x keys. Keys, per pass, in KEYS below.
 Example: choose(bf16 d=128, "forward", "mma", sm_90) -> tile=128x64 warps=4 blocks=2 ]]
 
+local functions = require "functions"
 local interval = require "interval"
 local kernel = require "kernel"
 local arch_facts = require "arch"
@@ -312,12 +313,14 @@ local function hopper_forward_cost(problem, s, _, lengths)
 end
 
 -- What was the best of a sweep on an H200, in bursts and sustained, for head dims that many have: {most keys that a query
--- sees, schedule}, without mask, with one, and where queries see half of the keys or fewer. Kernels with two sets
+-- sees, schedule}, without mask, with one, where queries see half of the keys or fewer, and where a second set of P did not pay
+-- or has no room: beside the exponentials of a capped score, and where the planner classifies tiles. Kernels with two sets
 -- of P take half as long again to compile, so a gain of a hundredth does not count for them.
--- Source: bench/results/h200-hopper-schedules.csv.
+-- Sources: bench/results/h200-hopper-schedules.csv, h200-forms.csv.
 local FAST_64 = "tile=256x64 stages=6 q_buffers=2 q_registers=0 p_sets=1 ping_pong=1"
 local FAST_128 = "tile=128x128 stages=2 q_buffers=1 q_registers=1 p_sets=1 ping_pong=1"
 local TWO_SETS_128 = "tile=128x128 stages=2 q_buffers=2 q_registers=0 p_sets=2 ping_pong=1"
+local ONE_SET_128 = "tile=128x128 stages=2 q_buffers=2 q_registers=0 p_sets=1 ping_pong=1"
 local WIDE_128 = "tile=192x80 stages=4 q_buffers=1 q_registers=0 p_sets=1 ping_pong=1"
 local NARROW_128 = "tile=192x64 stages=3 q_buffers=2 q_registers=0 p_sets=1 ping_pong=1"
 local FAST_256 = "tile=128x64 stages=2 q_buffers=1 q_registers=0 p_sets=1 ping_pong=1"
@@ -332,6 +335,7 @@ local HOPPER_MEASURED = {
         full = {{512, FAST_128}, {8192, TWO_SETS_128}, {math.huge, WIDE_128}},
         masked = {{2048, FAST_128}, {8192, TWO_SETS_128}, {math.huge, WIDE_128}},
         narrow = {{math.huge, NARROW_128}},
+        one_set = {{8192, ONE_SET_128}, {math.huge, WIDE_128}},
     },
     [256] = {
         full = {{8192, FAST_256}, {math.huge, LONG_256}},
@@ -342,8 +346,10 @@ local HOPPER_MEASURED = {
 local function measured(problem, pass, target, lengths)
     local rows = target == "hopper" and pass == "forward" and problem.d == problem.dv and HOPPER_MEASURED[problem.d]
     if not rows then return end
+    local uses = functions.uses(problem)
     local narrow = problem.mask and 2 * lengths.seen <= lengths.seq_k and rows.narrow
-    for _, row in ipairs(narrow or problem.mask and rows.masked or rows.full) do
+    local one_set = (uses.capped or uses.walk == "classify") and rows.one_set
+    for _, row in ipairs(narrow or one_set or problem.mask and rows.masked or rows.full) do
         if lengths.seen <= row[1] then return row[2] end
     end
 end

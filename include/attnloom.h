@@ -264,7 +264,7 @@ typedef struct loom_param {
 typedef struct loom_args {
     size_t size;
     loom_shape shape;
-    float scale;              /* finite, > 0; 0 means 1/sqrt(d) of q and k */
+    float scale;              /* 2^-64 to 2^64; 0 means 1/sqrt(d) of q and k */
     int64_t q_start, k_start; /* LOOM_DEFAULT_START: seq_k - seq_q and 0 */
     loom_tensor q, k, v;
     loom_tensor o, lse;          /* lse: float; required by backward */

@@ -549,9 +549,9 @@ static loom_status launch(const loom_plan *plan, loom_pass pass, const loom_args
     }
     if (!loom__plan_is_ready(plan)) return loom__plan_fail_unready(plan, error);
     LOOM_TRY(plan->context, check_shape(&args->shape, error));
-    if (!(args->scale >= 0.0f) || isinf(args->scale)) {
+    if (args->scale != 0.0f && !(args->scale >= 0x1p-64f && args->scale <= 0x1p64f)) {
         return loom__fail(error, LOOM_INVALID, "args.scale",
-                          "scale is %g, it must be finite and > 0, or 0 for 1/sqrt(%d)", (double)args->scale,
+                          "scale is %g, it must be from 2^-64 to 2^64, or 0 for 1/sqrt(%d)", (double)args->scale,
                           plan->d);
     }
     LOOM_TRY(plan->context, check_start("args.q_start", args->q_start, args->shape.seq_q, error));

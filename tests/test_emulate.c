@@ -375,7 +375,17 @@ static const kernel KERNELS[] = {
     {"bf16 d=64 mask={doc[q] == doc[k]} params={doc: i32[seq_k]}",
      NULL,
      {RUN(1, 2, 1, 260, 260, 2, 3, .num_not_finite = 7)}},
-    /* One tanh in groups of 8 elements, with others around it; two. */
+    /* Spans that bound the tiles of another mask: one, two of them, and some that may wrap. */
+    {"bf16 d=64 mask={causal & doc[q] == doc[k]} params={doc: i32[seq_k]}",
+     "tile=128x64 stages=2 q_buffers=1 q_registers=0 p_sets=2 ping_pong=1",
+     {RUN(1, 2, 1, 260, 260, 2, 3, .num_not_finite = 7), RUN(1, 1, 1, 200, 413, 1, 4, .num_not_finite = 20)}},
+    {"bf16 d=64 mask={(q - k < 100 | k < 70) & causal & (q / 64 + k / 64) % 3 != 1}",
+     "tile=192x64 stages=3 q_buffers=1 q_registers=0 p_sets=1 ping_pong=1",
+     {RUN(1, 2, 1, 300, 500, 2, 5, .num_not_finite = 9)}},
+    {"bf16 d=64 mask={k <= q + n & (q + 3 * k) % 5 != 0} params={n: i32}",
+     "tile=128x64 stages=2 q_buffers=1 q_registers=0 p_sets=1 ping_pong=1",
+     {RUN(1, 2, 1, 200, 300, 2, 6, .num_not_finite = 9)}},
+    /* One tanh with others around it; two. */
     {"bf16 d=64 causal score={0.1 * f32(k - q) + 3.0 * tanh(s + 0.01 * f32(q))}",
      "tile=128x80 stages=2 q_buffers=1 q_registers=0 p_sets=1 ping_pong=1",
      {RUN(1, 2, 1, 130, 200, 1, 1), RUN(1, 1, 1, 130, 200, 1, 2, .spread = 9)}},
@@ -546,6 +556,8 @@ static const struct {
      "tile=128x64 stages=3 q_buffers=2 q_registers=0 p_sets=2 ping_pong=1", 3},
     /* Elements near 0 have a tanh of their own, also beside large ones. */
     {"bf16 d=64 causal score={softcap(20)}", "tile=128x64 stages=2 q_buffers=1 q_registers=0 p_sets=1 ping_pong=1", 1},
+    {"bf16 d=64 causal score={0.01 * f32(k - q) + 20.0 * tanh(s / 20.0)}",
+     "tile=128x64 stages=2 q_buffers=1 q_registers=0 p_sets=1 ping_pong=1", 1},
 };
 
 /* The rows of a launch again in a smaller one, at other places of its tiles. */
@@ -608,27 +620,31 @@ static void rows_keep_their_bits_beside_others(void **state) {
 
 static const struct {
     const char *what, *from, *to;
+    const char *problem; /* NULL: a causal mask */
 } FAULTS[] = {
     {"keys are loaded before the stage is empty",
-     "barrier_wait(bar_k_empty(smem, stage.index), stage.parity);", ""},
+     "barrier_wait(bar_k_empty(smem, stage.index), stage.parity);", "", NULL},
     {"values are loaded before the stage is empty",
-     "barrier_wait(bar_v_empty(smem, stage.index), stage.parity);", ""},
-    {"no product is waited for to the end", "wgmma_wait<0>();", ""},
-    {"S is read before its product is done", "wgmma_wait<1>();", ""},
-    {"keys are read before they have come", "barrier_wait(bar_k_full(smem, stage.index), stage.parity);", ""},
-    {"values are read before they have come", "barrier_wait(bar_v_full(smem, before.index), before.parity);", ""},
-    {"the stage of keys is never emptied", "barrier_arrive(bar_k_empty(", "(void)(bar_k_empty("},
-    {"O is overwritten while it is read", "if (lane == 0) stores_read();  // those of the work before", ""},
-    {"a plan is read before it is made", "barrier_wait(bar_plan_full(smem, place), count / plan_places & 1);", ""},
+     "barrier_wait(bar_v_empty(smem, stage.index), stage.parity);", "", NULL},
+    {"no product is waited for to the end", "wgmma_wait<0>();", "", NULL},
+    {"S is read before its product is done", "wgmma_wait<1>();", "", NULL},
+    {"keys are read before they have come", "barrier_wait(bar_k_full(smem, stage.index), stage.parity);", "", NULL},
+    {"values are read before they have come", "barrier_wait(bar_v_full(smem, before.index), before.parity);", "", NULL},
+    {"the stage of keys is never emptied", "barrier_arrive(bar_k_empty(", "(void)(bar_k_empty(", NULL},
+    {"O is overwritten while it is read", "if (lane == 0) stores_read();  // those of the work before", "", NULL},
+    {"a plan is read before it is made", "barrier_wait(bar_plan_full(smem, place), count / plan_places & 1);", "", NULL},
     {"a plan is overwritten before it is read",
-     "barrier_wait(bar_plan_empty(smem, place), (count / plan_places & 1) ^ 1);", ""},
+     "barrier_wait(bar_plan_empty(smem, place), (count / plan_places & 1) ^ 1);", "", NULL},
     {"values are multiplied before they have been searched",
-     "barrier_wait(bar_checked(consumer->smem, stage.index), stage.parity);", ""},
-    {"queries are overwritten while they are read", "barrier_wait(bar_q_empty(smem, buffer), (nth / q_buffers & 1) ^ 1);", ""},
-    {"a tile that is full for one warpgroup alone spoils nothing there", "note_spoilt(consumer, what_before, before);", ""},
-    {"the last tile that is full for one warpgroup alone spoils nothing", "note_spoilt(consumer, what, stage);", ""},
-    {"what a work spoils is spoilt in the next", "if (word < 8) consumer->spoilt[word] = 0;", ""},
-    {"two sets of P are one", "full_tile(o, p_other, p, ", "full_tile(o, p, p, "},
+     "barrier_wait(bar_checked(consumer->smem, stage.index), stage.parity);", "", NULL},
+    {"queries are overwritten while they are read", "barrier_wait(bar_q_empty(smem, buffer), (nth / q_buffers & 1) ^ 1);", "", NULL},
+    {"a tile that is full for one warpgroup alone spoils nothing there", "note_spoilt(consumer, what_before, before);", "", NULL},
+    {"the last tile that is full for one warpgroup alone spoils nothing", "note_spoilt(consumer, what, stage);", "", NULL},
+    {"what a work spoils is spoilt in the next", "if (word < 8) consumer->spoilt[word] = 0;", "", NULL},
+    {"two sets of P are one", "full_tile(o, p_other, p, ", "full_tile(o, p, p, ", NULL},
+    {"tanh of what is not near 0 is taken as if it were", "bits >= cap->limit", "bits == 1", "bf16 d=64 score={softcap(3)}"},
+    {"a score is in other units", "consumer.to_log2 = score_unit(args) * log2_e;", "consumer.to_log2 = log2_e;",
+     "bf16 d=64 score={alibi(0.1)}"},
 };
 
 static void faults_are_found(void **state) {
@@ -639,7 +655,7 @@ static void faults_are_found(void **state) {
                   RUN(1, 8, 1, 300, 20, 1, 1, .num_not_finite = 9),
                   RUN(1, 2, 1, 128, 128, 1, 1, .num_not_finite = 3)}; /* long works, short ones, one of each class */
     for (size_t i = 0; i < COUNT(FAULTS); i++) {
-        loom_plan *plan = plan_of("bf16 d=64 causal",
+        loom_plan *plan = plan_of(FAULTS[i].problem ? FAULTS[i].problem : "bf16 d=64 causal",
                                   "tile=128x64 stages=2 q_buffers=1 q_registers=0 p_sets=2 ping_pong=1");
         emulator.from = FAULTS[i].from;
         emulator.to = FAULTS[i].to;
@@ -668,8 +684,9 @@ static void a_row_that_notices_is_found(void **state) {
         size_t problem; /* of BITS */
         const char *from, *to;
     } NOTICED[] = {
-        {0, "{any_of_row(over[0]), any_of_row(over[1])}", "{true, true}"},
-        {3, "fabsf(x) < tanh_near ? tanh_of_near(x) : fast_tanh(x)", "fast_tanh(x)"},
+        {0, "return quad & 15;", "return true;"},
+        {3, "bits < cap->limit ? near :", "false ? near :"},
+        {4, "fabsf(x) < tanh_near ? tanh_of_near(x) : fast_tanh(x)", "fast_tanh(x)"},
     };
     for (size_t i = 0; i < COUNT(NOTICED); i++) {
         emulator.from = NOTICED[i].from;

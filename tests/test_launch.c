@@ -391,13 +391,13 @@ static void test_checks(void **state) {
             "shape.batch is 2147483648|at most 2147483647");
 
     /* Numbers. */
-    static const float SCALES[] = {-1.0f, NAN, INFINITY, -INFINITY};
-    static const char *const SCALE_WORDS[] = {"-1", "nan", "inf", "-inf"};
-    for (int i = 0; i < 4; i++) {
+    static const float SCALES[] = {-1.0f, NAN, INFINITY, -INFINITY, 1e-20f, 2e19f};
+    static const char *const SCALE_WORDS[] = {"-1", "nan", "inf", "-inf", "1e-20", "2e+19"};
+    for (int i = 0; i < 6; i++) {
         b->args.scale = SCALES[i];
         assert_fails(error, LOOM_INVALID, "args.scale", SCALE_WORDS[i],
                      loom_forward(b->plan, &b->args, NULL, &error));
-        REFUSED((void)0, loom_forward, LOOM_INVALID, "args.scale", "scale is |finite and > 0|1/sqrt(16)");
+        REFUSED((void)0, loom_forward, LOOM_INVALID, "args.scale", "scale is |from 2^-64 to 2^64|1/sqrt(16)");
     }
     REFUSED(b->args.q_start = (int64_t)1 << 30, loom_forward, LOOM_INVALID, "args.q_start",
             "q_start is 1073741824|-1073741823 to 1073741814");

@@ -3,6 +3,8 @@
 //@ local own_class = has_mask and c.p_sets == 2
 //@ -- What ends the rows of a work runs beside its last product where P has two sets; with one that was no gain.
 //@ local rows_end_early = c.p_sets == 2
+//@ -- Spans of keys bound the walk, and where they alone cut a tile its rows compare with their ends.
+//@ local has_spans = walk == "range" or bounds
 //@ text(header)
 
 //@ text(constants)
@@ -20,6 +22,13 @@ constexpr float unset = -3.40282347e38f;  // reference of a row that has seen no
 //@ text(arguments)
 
 //@ part("work")
+
+// x, which is the same in all lanes, in a register of the uniform datapath. An operand there costs no read of the register
+// file, which products under way use too.
+static __device__ __forceinline__ int uniform(int x) { return __reduce_max_sync(~0u, x); }
+//@ if capped then
+static __device__ __forceinline__ float uniform_float(float x) { return __int_as_float(uniform(__float_as_int(x))); }
+//@ end
 
 //@ text(functions)
 
@@ -48,15 +57,16 @@ constexpr float unset = -3.40282347e38f;  // reference of a row that has seen no
 
 //@ part("exp2")
 
-//@ if not exact_rows then
-//@ part("seen", {tiles = 1, columns = c.seen_columns, along = "keys"})
+//@ if not exact_rows or bounds then
+//@ part("seen", {tiles = 1, columns = c.seen_columns, along = "keys", together = 4})
 
 //@ end
 //@ part("log2")
 
-// x, which is the same in all lanes, in a register of the uniform datapath.
-static __device__ __forceinline__ int uniform(int x) { return __reduce_max_sync(~0u, x); }
+//@ if capped then
+//@ part("cap")
 
+//@ end
 // A word of shared memory in lane 0, the lane that tells when the word may be overwritten; 0 in the others. from_lane_0 gives
 // it to all, by another instruction than uniform: with one for both, operands leave the uniform datapath (nvrtc 13.0).
 static __device__ __forceinline__ unsigned in_lane_0(const volatile unsigned *word) { return threadIdx.x % 32 == 0 ? *word : 0; }
@@ -108,10 +118,9 @@ static __device__ __forceinline__ unsigned bar_checked(unsigned smem, int stage)
 
 // -- Planner: one warp finds the works of the block and the tiles that they visit --------------------------------
 
-//@ if has_mask then
+//@ if not even and walk == "range" then
 // Keys that a query of the first head sees, at most, of the first, the middle and the last.
 static __device__ __forceinline__ int keys_seen(const LoomArgs *args) {
-//@ if walk == "range" then
     const Work work = {0, 0, 0, 0, args->seq_q, args->seq_k, args->q_start, args->k_start};
     int most = 0;
 #pragma unroll 1
@@ -125,9 +134,6 @@ static __device__ __forceinline__ int keys_seen(const LoomArgs *args) {
         most = max(most, seen);
     }
     return most;
-//@ else
-    return args->seq_k;
-//@ end
 }
 
 //@ end
@@ -140,11 +146,11 @@ static __device__ __forceinline__ void push_plan(unsigned smem, Plan *plans, uns
     barrier_arrive(bar_plan_full(smem, place));
 }
 
-//@ local spans = walk == "range" and ", Spans *spans" or ""
+//@ local spans = has_spans and ", Spans *spans" or ""
 //@ text("static __device__ __forceinline__ void plan_tiles(const LoomArgs *args, unsigned smem, Plan *plans, Work *works" .. spans .. ") {")
     const bool leader = threadIdx.x % 32 == 0;
-//@ if has_mask then
-    const Rounds rounds = rounds_of(args, keys_seen(args));
+//@ if not even then
+    //@ text("const Rounds rounds = rounds_of(args, " .. (walk == "range" and "keys_seen(args)" or "args->seq_k") .. ");")
 //@ else
     const Rounds rounds = rounds_of(args);
 //@ end
@@ -158,7 +164,7 @@ static __device__ __forceinline__ void push_plan(unsigned smem, Plan *plans, uns
         Work *work = &works[nth % work_places];
         if (leader) *work = found;
         __syncwarp();
-//@ if walk == "range" then
+//@ if has_spans then
         Walk walk = walk_begin(args, work, spans);
 //@ else
         Walk walk = walk_begin(args, work);
@@ -263,6 +269,11 @@ typedef struct Consumer {
     float to_log2;            // from units of S to powers of 2
     int warpgroup;
     int row;                  // of the sequence, this thread's first; the second is row + 8
+//@ if capped then
+    Cap cap;
+//@ elseif has_score then
+    Terms terms;              // of the score, for the present work
+//@ end
 } Consumer;
 
 //@ local q_type = c.q_registers == 1 and "const unsigned (&q)[depth_qk / 4]" or "unsigned q"
@@ -323,9 +334,18 @@ static __device__ __forceinline__ void spoil_noted(float (&o)[depth_v / 2], cons
 }
 
 //@ end
+//@ if capped then
+// Scores are powers of 2.
+static __device__ __forceinline__ float score_unit(const LoomArgs *args) { return ln_2; }
+
+//@ elseif not has_score then
+// Scores are S as it is.
+static __device__ __forceinline__ float score_unit(const LoomArgs *args) { return args->scale; }
+
+//@ end
 // What a thread keeps of its two rows.
 typedef struct Rows {
-    float reference[2];  // in units of S: exponents of P are relative to it
+    float reference[2];  // in units of S, or of the score: exponents of P are relative to it
     float sum[2];        // this thread's part of the sum of P
 } Rows;
 
@@ -339,11 +359,7 @@ static __device__ __forceinline__ void end_rows(const LoomArgs *args, const Work
         total += __shfl_xor_sync(~0u, total, 2);
         inverse[half] = total == 0 ? 0 : __fdividef(1, total);
         if (args->lse && threadIdx.x % 4 == 0 && row + 8 * half < work->seq_q) {
-//@ if has_score then
-            const float reference = rows->reference[half];
-//@ else
-            const float reference = __fmul_rn(rows->reference[half], args->scale);
-//@ end
+            const float reference = __fmul_rn(rows->reference[half], score_unit(args));
             lse[(row + 8 * half) * args->lse_stride_seq] =
                 total == 0 ? __int_as_float(0xff800000) : reference + log2_approx(total * unit) * ln_2;
         }
@@ -370,7 +386,7 @@ static __device__ __forceinline__ void finish_pv(float (&o)[depth_v / 2], const 
     if (threadIdx.x % 32 == 0) barrier_arrive(bar_v_empty(consumer->smem, stage.index));
 }
 
-//@ if not exact_rows then
+//@ if not exact_rows or bounds then
 // Sets what is not seen of a partial tile to -inf. row and column are those of this thread's first element.
 static __device__ __forceinline__ void hide_by_mask(float (&s)[tile_k / 2], const LoomArgs *args, const Work *work, int row, int column) {
 #pragma unroll
@@ -386,7 +402,7 @@ static __device__ __forceinline__ void hide_by_mask(float (&s)[tile_k / 2], cons
 }
 
 //@ end
-//@ if walk == "range" then
+//@ if has_spans then
 //@ if exact_rows then
 // The columns that one row sees.
 static __device__ __forceinline__ void keys_of_row(const LoomArgs *args, const Work *work, int row, Span (&keys)[num_spans]) {
@@ -440,44 +456,42 @@ static __device__ __forceinline__ void hide_by_spans(float (&s)[tile_k / 2], con
 }
 
 //@ end
-//@ if has_score then
-// The score of all elements; q and k are the positions of this thread's first.
-static __device__ __forceinline__ void score_tile(float (&s)[tile_k / 2], const LoomArgs *args, const Work *work, int q, int k) {
+//@ if has_score and not capped then
+// The score of all elements, in place of S; q and k are the positions of this thread's first.
+static __device__ __forceinline__ void score_tile(float (&s)[tile_k / 2], const Consumer *consumer, const Work *work, int q, int k) {
+    const LoomArgs *args = consumer->args;
+    const Terms *terms = &consumer->terms;
 //@ if one_tanh then
-    constexpr int together = ${c.tile_k % 32 == 0 and 16 or 8};  // elements that are near 0 or not; each has the same bits either way
+    float farthest = 0;  // of what tanh is taken of; an element that is near 0 has the same bits whether all are or not
 #pragma unroll
-    for (int first = 0; first < tile_k / 2; first += together) {
-        float x[together], farthest = 0;
+    for (int i = 0; i < tile_k / 2; ++i) {
+        farthest = fmaxf(farthest, fabsf(tanh_argument(args, work, terms, q, k, i / 2 % 2 * 8, i / 4 * 8 + i % 2, s[i])));
+    }
+    if (__any_sync(~0u, farthest >= tanh_near)) {
 #pragma unroll
-        for (int i = 0; i < together; ++i) {
-            x[i] = tanh_argument(args, work, q, k, i / 2 % 2 * 8, (first + i) / 4 * 8 + i % 2, s[first + i] * args->scale);
-            farthest = fmaxf(farthest, fabsf(x[i]));
+        for (int i = 0; i < tile_k / 2; ++i) {
+            const float x = tanh_argument(args, work, terms, q, k, i / 2 % 2 * 8, i / 4 * 8 + i % 2, s[i]);
+            s[i] = score(args, work, terms, q, k, i / 2 % 2 * 8, i / 4 * 8 + i % 2, s[i], any_tanh(x));
         }
-        if (__any_sync(~0u, farthest >= tanh_near)) {
+        return;
+    }
 #pragma unroll
-            for (int i = 0; i < together; ++i) x[i] = any_tanh(x[i]);
-        } else {
-#pragma unroll
-            for (int i = 0; i < together; ++i) x[i] = tanh_of_near(x[i]);
-        }
-#pragma unroll
-        for (int i = 0; i < together; ++i) {
-            s[first + i] = score(args, work, q, k, i / 2 % 2 * 8, (first + i) / 4 * 8 + i % 2, s[first + i] * args->scale, x[i]);
-        }
+    for (int i = 0; i < tile_k / 2; ++i) {
+        const float x = tanh_argument(args, work, terms, q, k, i / 2 % 2 * 8, i / 4 * 8 + i % 2, s[i]);
+        s[i] = score(args, work, terms, q, k, i / 2 % 2 * 8, i / 4 * 8 + i % 2, s[i], tanh_of_near(x));
     }
 //@ else
 #pragma unroll
-    for (int i = 0; i < tile_k / 2; ++i) {
-        s[i] = score(args, work, q, k, i / 2 % 2 * 8, i / 4 * 8 + i % 2, s[i] * args->scale);
-    }
+    for (int i = 0; i < tile_k / 2; ++i) s[i] = score(args, work, terms, q, k, i / 2 % 2 * 8, i / 4 * 8 + i % 2, s[i]);
 //@ end
 }
 
 //@ end
+//@ local of_cap, cap = capped and ", const Cap *cap, bool near" or "", capped and ", cap, near" or ""
 // Moves the references of the rows that may to their maximum in this tile, if that is larger. O is to be multiplied by
 // `rescale` where the warp is told that one moved.
-static __device__ __forceinline__ bool move_references(const float (&s)[tile_k / 2], Rows *rows, const bool (&may_move)[2], float (&rescale)[2],
-                                                       float to_log2) {
+//@ text("static __device__ __forceinline__ bool move_references(const float (&s)[tile_k / 2], Rows *rows, const bool (&may_move)[2], float (&rescale)[2],")
+//@ text("                                                       float to_log2" .. (capped and ", const Cap *cap" or "") .. ") {")
     bool moved = false;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -486,6 +500,9 @@ static __device__ __forceinline__ bool move_references(const float (&s)[tile_k /
         for (int j = 0; j < tile_k / 8; ++j) highest = fmaxf(highest, fmaxf(s[4 * j + 2 * half], s[4 * j + 2 * half + 1]));
         highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, 1));
         highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, 2));
+//@ if capped then
+        highest = any_exponent(cap, highest, 0);
+//@ end
         const float before = rows->reference[half];
         const bool moves = may_move[half] && highest > before;
         if (moves) rows->reference[half] = highest;
@@ -509,17 +526,31 @@ static __device__ __forceinline__ float exponent_base(float reference, float to_
 
 // P of a tile and this thread's part of its row sums. An exact row's reference is subtracted before the scale multiplies: at
 // 1e11 a rounded product would no longer cancel. The others get the same bits as the first time.
-static __device__ __forceinline__ void exponentials(const float (&s)[tile_k / 2], unsigned (&p)[tile_k / 4], const Rows *rows, float to_log2,
-                                                    const bool (&exact)[2], float (&part)[2]) {
+//@ text("static __device__ __forceinline__ void exponentials(const float (&s)[tile_k / 2], unsigned (&p)[tile_k / 4], const Rows *rows, float to_log2,")
+//@ text("                                                    const bool (&exact)[2], float (&part)[2]" .. (capped and of_cap .. ", unsigned *bits" or "") .. ") {")
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         const float reference = rows->reference[half];
+//@ if capped then
+        const float base = exact[half] ? -reference : exponent_base(reference, to_log2);
+//@ else
         const float subtracted = exact[half] ? reference : 0, base = exact[half] ? -headroom : exponent_base(reference, to_log2);
+//@ end
         part[half] = 0;
 #pragma unroll
         for (int j = 0; j < tile_k / 8; ++j) {
-            const float a = exp2_approx(fmaf(s[4 * j + 2 * half] - subtracted, to_log2, base));
-            const float b = exp2_approx(fmaf(s[4 * j + 2 * half + 1] - subtracted, to_log2, base));
+            float e[2];
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                const float x = s[4 * j + 2 * half + i];
+//@ if capped then
+                e[i] = near ? near_exponent(cap, x, base, bits) : any_exponent(cap, x, base);
+                if (exact[half]) e[i] -= headroom;
+//@ else
+                e[i] = fmaf(x - subtracted, to_log2, base);
+//@ end
+            }
+            const float a = exp2_approx(e[0]), b = exp2_approx(e[1]);
             part[half] += a + b;
             p[2 * j + half] = pack(a, b);
         }
@@ -530,6 +561,29 @@ static __device__ __forceinline__ void exponentials(const float (&s)[tile_k / 2]
 static __device__ __forceinline__ bool any_of_row(bool condition) {
     const unsigned quad = __ballot_sync(~0u, condition) >> (threadIdx.x % 32 & 28);
     return quad & 15;
+}
+
+// Exponentials of a tile after those of `may_move` moved, or, where none may yet, those of rows whose sums then tell that
+// they have to. Other rows keep what they have, bit by bit.
+//@ text("static __device__ __forceinline__ void settle(float (&o)[depth_v / 2], float (&s)[tile_k / 2], unsigned (&p)[tile_k / 4], Rows *rows,")
+//@ text("                                              float to_log2, bool moves, bool (&may_move)[2], float (&part)[2]" .. of_cap .. ") {")
+//@ if capped then
+    unsigned bits;
+//@ end
+#pragma unroll 1  // the compiler is to see the exponentials once
+    for (;;) {
+//@ if capped then
+        renew(s);
+//@ end
+        float rescale[2];
+        //@ text("if (moves && move_references(s, rows, may_move, rescale, to_log2" .. (capped and ", cap" or "") .. ")) rescale_o(o, rescale);")
+        //@ text("exponentials(s, p, rows, to_log2, may_move, part" .. (capped and cap .. ", &bits" or "") .. ");")
+        const bool over[2] = {!(part[0] < most_p), !(part[1] < most_p)};
+        if (moves || !__any_sync(~0u, over[0] || over[1])) break;
+        moves = true;
+        may_move[0] = any_of_row(over[0]);
+        may_move[1] = any_of_row(over[1]);
+    }
 }
 
 // Waits for the keys of a tile; what is told of it.
@@ -556,9 +610,15 @@ static __device__ __forceinline__ void skip_tile(const Consumer *consumer, Stage
     }
 }
 
-// Mask of a tile.
-static __device__ __forceinline__ void hide_unseen(float (&s)[tile_k / 2], const Consumer *consumer, const Work *work, int column) {
-//@ if walk == "range" then
+// Mask of a tile of class 1 or 3.
+static __device__ __forceinline__ void hide_unseen(float (&s)[tile_k / 2], const Consumer *consumer, const Work *work, int column, unsigned of_class) {
+//@ if bounds then
+    if (of_class == 1) {
+        hide_by_mask(s, consumer->args, work, consumer->row, column);
+        return;
+    }
+//@ end
+//@ if has_spans then
     Span keys[2][num_spans];
 //@     if exact_rows then
     keys_of_row(consumer->args, work, consumer->row, keys[0]);
@@ -621,6 +681,9 @@ static __device__ __forceinline__ void hide_unseen(float (&s)[tile_k / 2], const
     const int tile = index_of_tile(consumer, stage);
     const int column = tile * tile_k + threadIdx.x % 4 * 2;
 //@ end
+//@ if has_score and not capped then
+    const int of_q = work->q_start + consumer->row, of_k = work->k_start + column;  // positions of this thread's first element
+//@ end
 //@ if overlap then
     wgmma_wait<1>();
     if (threadIdx.x % 32 == 0) barrier_arrive(bar_k_empty(smem, stage.index));
@@ -638,30 +701,40 @@ static __device__ __forceinline__ void hide_unseen(float (&s)[tile_k / 2], const
     stage_next(next);
     next->index = uniform(next->index);
 //@ end
-//@ if has_score then
-    score_tile(s, consumer->args, work, work->q_start + consumer->row, work->k_start + column);
+//@ if capped then
+    const Cap *cap = &consumer->cap;
+//@     if alone then
+    const bool far = is_far(cap, s);
+    if (far) unhide(s);
+//@     end
+//@ elseif has_score then
+    score_tile(s, consumer, work, of_q, of_k);
 //@ end
     float part[2];
 //@ if alone then
-    if (class_of(consumer, what) == 1) hide_unseen(s, consumer, work, column);
+    if (class_of(consumer, what) & 1) hide_unseen(s, consumer, work, column, class_of(consumer, what));
     bool moves = __all_sync(~0u, rows->reference[0] == unset && rows->reference[1] == unset);  // of a work's first tile
     bool may_move[2] = {moves, moves};
-#pragma unroll 1  // the compiler is to see the exponentials once
-    for (;;) {
-        float rescale[2];
-        if (moves && move_references(s, rows, may_move, rescale, to_log2)) rescale_o(o, rescale);
-        exponentials(s, p, rows, to_log2, may_move, part);
-        const bool over[2] = {!(part[0] < most_p), !(part[1] < most_p)};
-        if (moves || !__any_sync(~0u, over[0] || over[1])) break;
-        moves = true;
-        may_move[0] = any_of_row(over[0]);  // other rows keep what they have, bit by bit
-        may_move[1] = any_of_row(over[1]);
+//@     if capped then
+    if (far) {
+        settle(o, s, p, rows, to_log2, moves, may_move, part, cap, false);
+    } else {
+        settle(o, s, p, rows, to_log2, moves, may_move, part, cap, true);
     }
+//@     else
+    settle(o, s, p, rows, to_log2, moves, may_move, part);
+//@     end
 //@ else
-    const bool none[2] = {false, false};
-    exponentials(s, p, rows, to_log2, none, part);
+    bool may_move[2] = {false, false};
+//@     if capped then
+    unsigned bits = 0;
+    exponentials(s, p, rows, to_log2, may_move, part, cap, true, &bits);
+    const bool over[2] = {bits >= cap->limit || !(part[0] < most_p), !(part[1] < most_p)};
+//@     else
+    exponentials(s, p, rows, to_log2, may_move, part);
     const bool over[2] = {!(part[0] < most_p), !(part[1] < most_p)};
-    const bool any_over = __any_sync(~0u, over[0] || over[1]);
+//@     end
+    const bool again = __any_sync(~0u, over[0] || over[1]);
 //@     if overlap then
     keep_order(bar_v_full(smem, before.index), before.parity);
     wgmma_wait<0>();
@@ -670,18 +743,22 @@ static __device__ __forceinline__ void hide_unseen(float (&s)[tile_k / 2], const
 //@         end
     if (threadIdx.x % 32 == 0) barrier_arrive(bar_v_empty(smem, before.index));
 //@     end
-    if (any_over) {
-        const bool may_move[2] = {any_of_row(over[0]), any_of_row(over[1])};
-        float rescale[2];
-        if (move_references(s, rows, may_move, rescale, to_log2)) rescale_o(o, rescale);
-        exponentials(s, p, rows, to_log2, may_move, part);
+    if (again) {
+//@     if capped then
+        unhide(s);
+        settle(o, s, p, rows, to_log2, false, may_move, part, cap, false);
+//@     else
+        may_move[0] = any_of_row(over[0]);
+        may_move[1] = any_of_row(over[1]);
+        settle(o, s, p, rows, to_log2, true, may_move, part);
+//@     end
     }
 //@ end
     rows->sum[0] += part[0];
     rows->sum[1] += part[1];
 //@ if alone and has_mask then
 //@     if own_class then
-    const bool searched = class_of(consumer, what) == 1;
+    const bool searched = class_of(consumer, what) & 1;
 //@     else
     const bool searched = !is_full(what);
 //@     end
@@ -764,10 +841,11 @@ static __device__ __forceinline__ void store_o(const float (&o)[depth_v / 2], co
     consumer.smem = smem;
     consumer.k = operand(smem + smem_k, 1);
     consumer.v = operand(smem + smem_v, tile_k * 8);
-//@ if has_score then
-    consumer.to_log2 = log2_e;
+//@ if capped then
+    consumer.to_log2 = 1;
+    consumer.cap = cap_of(args);
 //@ else
-    consumer.to_log2 = args->scale * log2_e;
+    consumer.to_log2 = score_unit(args) * log2_e;
 //@ end
     consumer.warpgroup = warpgroup;
 //@ if has_mask then
@@ -812,6 +890,9 @@ static __device__ __forceinline__ void store_o(const float (&o)[depth_v / 2], co
 
         // [2] tiles from the last key back
         const Work *of_work = &works[nth % work_places];
+//@ if has_score and not capped then
+        consumer.terms = score_terms(args, of_work);
+//@ end
         unsigned what;
         float inverse[2];  // what O is to be multiplied by
 //@ if c.p_sets == 2 then
@@ -911,7 +992,7 @@ extern "C" __global__ void __launch_bounds__(threads, 1) ${symbol}(const __grid_
         if (threadIdx.x == 0) {
             //@ text("load(&args, smem, plans, tiles, works" .. values .. ");")
         }
-//@ if walk == "range" then
+//@ if has_spans then
         if (threadIdx.x / 32 == 1) plan_tiles(&args, smem, plans, works, (Spans *)(shared + smem_spans));
 //@ else
         if (threadIdx.x / 32 == 1) plan_tiles(&args, smem, plans, works);

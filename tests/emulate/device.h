@@ -32,8 +32,12 @@ static inline int __float_as_int(float x) { return bits_as<int>(x); }
 static inline float __uint_as_float(unsigned x) { return bits_as<float>(x); }
 static inline unsigned __float_as_uint(float x) { return bits_as<unsigned>(x); }
 static inline float __fmul_rn(float a, float b) { return a * b; }
+static inline float __fdiv_rn(float a, float b) { return a / b; }
 static inline float __fadd_rn(float a, float b) { return a + b; }
 static inline float __fdividef(float a, float b) { return a / b; }
+struct int4 { int x, y, z, w; };
+struct longlong2 { long long x, y; };
+struct uchar4 { unsigned char x, y, z, w; };
 template <class T> static inline T __ldg(const T *at) { return *at; }
 static inline int __ffs(int x) { return __builtin_ffs(x); }
 static inline unsigned atomicOr(unsigned *at, unsigned bits) {

@@ -138,7 +138,7 @@ function tests.single_rows_are_exact_where_it_is_said()
                 local env = random.launch()
                 local box = random_box(env)
                 box.q_hi = box.q_lo
-                for _, span in ipairs(interval.spans(mask, box, "keys", values_of(env))) do
+                for _, span in ipairs(interval.spans(interval.bounds(mask) or mask, box, "keys", values_of(env))) do
                     local outer, inner = span.outer, span.inner
                     if outer[1] <= outer[2] and (outer[1] ~= inner[1] or outer[2] ~= inner[2]) then
                         error(("outer %d..%d, inner %d..%d\n%s l=%d"):format(outer[1], outer[2], inner[1], inner[2], describe(text, box), env.l))
@@ -150,6 +150,34 @@ function tests.single_rows_are_exact_where_it_is_said()
         end
     end
     assert(exact > 500 and others > 50, ("too few masks: %d exact, %d not"):format(exact, others))
+end
+
+-- What bounds a walk and the rest are together the mask.
+function tests.bounds_and_the_rest_are_the_mask()
+    random.seed(41)
+    local found = 0
+    for i = 1, 1000 do
+        local text, f = random.plain_mask(i % 3)
+        local mask = parse_mask("(" .. text .. ") & (q + 3 * k) % 5 != 0")
+        local bounds, rest = interval.bounds(mask)
+        if bounds then
+            found = found + 1
+            assert(interval.walk(bounds).kind == "range")
+            local env = random.launch()
+            local values = values_of(env)
+            for _ = 1, 20 do
+                local box = random_box(env)
+                local point = setmetatable({q = box.q_lo, k = box.k_lo, row = box.q_lo - box.q_start, col = box.k_lo - box.k_start, params = values.params, load = values.load}, {__index = box})
+                local seen = expression.evaluate(bounds, point) and expression.evaluate(rest, point)
+                local right = expression.evaluate(mask, point)
+                assert(seen == right, text)
+            end
+        end
+    end
+    assert(found > 300, "too few masks have bounds: " .. found)
+    local function bounds_of(text) return (interval.bounds(mask_of("mask={" .. text .. "}"))) end
+    assert(expression.print(bounds_of "k <= q & k % 3 == 0 & q - k < 9") == "k <= q & q - k < 9")
+    assert(not bounds_of "k <= q" and not bounds_of "k % 3 == 0" and not bounds_of "k <= q | k % 3 == 0")
 end
 
 -- Counts tiles of 16 x 16 that are visited and full by the walk, and those that should be.

@@ -64,7 +64,8 @@ function tests.lengths_choose()
         local hint = {batch = 0, heads_q = 0, heads_kv = 0, seq_q = seq, seq_k = seq}
         seen[seq] = schedule.text("hopper", "forward", schedule.choose(p, "forward", "hopper", arch.get "sm_90", nil, hint))
     end
-    assert(seen[512] ~= seen[8192] and seen[0] == seen[2048] and seen[1] == seen[512] and seen[1 << 30] == seen[8192])
+    assert(seen[512] ~= seen[8192] and seen[0] == seen[2048] and seen[1] == seen[512] and seen[2048] == seen[8192])
+    assert(seen[1 << 30] ~= seen[8192] and seen[1 << 30] ~= seen[512])
     local _, candidates = schedule.choose(p, "forward", "hopper", arch.get "sm_90")
     local times = {}
     for _, row in ipairs(candidates) do
@@ -82,11 +83,22 @@ function tests.windows_choose_by_their_width()
                                                                   {batch = 0, heads_q = 0, heads_kv = 0, seq_q = seq, seq_k = seq}))
     end
     local short, long = choice("bf16 d=128 causal", 1024), choice("bf16 d=128 causal", 32768)
-    assert(short ~= long)
-    assert(choice("bf16 d=128 mask={window(1023, 0)}", 32768) == short)
-    assert(choice("bf16 d=128 mask={window(1023, 0) | k < 4}", 32768) == short)
+    local narrow = choice("bf16 d=128 mask={window(1023, 0)}", 32768)
+    assert(short ~= long and narrow ~= short and narrow ~= long)
+    assert(choice("bf16 d=128 mask={window(1500, 0)}", 2048) == short)
+    assert(choice("bf16 d=128 mask={window(1023, 0) | k < 4}", 32768) == narrow)
     assert(choice("bf16 d=128 mask={window(20000, 0)}", 32768) == long)
     assert(choice("bf16 d=128 mask={prefix(n)} params={n: i32}", 32768) == long) -- n is not known
+end
+
+-- Where a second set of P does not pay, or the planner needs its registers.
+function tests.some_have_one_set_of_p()
+    for text, sets in pairs {["bf16 d=128"] = 2, ["bf16 d=128 score={softcap(30)}"] = 1, ["bf16 d=128 causal score={softcap(30)}"] = 1,
+                             ["bf16 d=128 score={alibi(0.1)}"] = 2, ["bf16 d=128 mask={document(ids)} params={ids: i32[seq_k]}"] = 1} do
+        local p = problem_text.parse(text)
+        local s = schedule.choose(p, "forward", "hopper", arch.get "sm_90", nil, {batch = 0, heads_q = 0, heads_kv = 0, seq_q = 4096, seq_k = 4096})
+        assert(s.p_sets == sets and s.tile_q == 128 and s.tile_k == 128 and s.q_buffers == 2, text)
+    end
 end
 
 -- A plan asks for the walk once a candidate: that must not cost a plan its few milliseconds.

@@ -85,9 +85,9 @@ typedef struct Work {
 // every other round runs backward and all blocks get as much. A list has the tiles of so many heads that it takes about
 // two rounds, the last rows of all its heads first: few heads at once, so that their keys stay in the L2 cache. Where a
 // head has many tiles and its keys are not too wide, four even out better; where it has few and they are wide, one keeps
-// more keys. In a window a query sees few of them, so that as many more heads have theirs in the cache. A list starts
-// behind the block that the one before has ended with: else the same blocks would get the short works of every list, and
-// nothing in its last round.
+// more keys, and where nothing is known of how works differ. In a window a query sees few of them, so that as many more
+// heads have theirs in the cache. A list starts behind the block that the one before has ended with: else the same blocks
+// would get the short works of every list, and nothing in its last round.
 typedef struct Rounds {
     int count;       // of all lists
     int of_list;     // rounds of one
@@ -99,7 +99,8 @@ static __device__ __forceinline__ Rounds rounds_of(const LoomArgs *args, int see
     const int heads = args->batch * args->heads_q, tiles = (args->seq_q + tile_q - 1) / tile_q;
     Rounds rounds;
     const bool wide = depth_qk + depth_v > 256;
-    const int about = (!wide && tiles >= 16 ? 4 : wide && tiles <= 4 ? 1 : 2) * min(max(args->seq_k / max(seen, 1), 1), 1024);
+    const int rounds_of_list = !wide && tiles >= 16 ? 4 : wide && tiles <= 4 ? 1 : 2;
+    const int about = rounds_of_list * min(max(args->seq_k / max(seen, 1), 1), 1024);
     rounds.list_heads = min(max((int)(about * gridDim.x) / tiles, 1), heads);
     rounds.of_list = ((unsigned)(rounds.list_heads * tiles) + gridDim.x - 1) / gridDim.x;
     rounds.count = rounds.of_list * (((unsigned)heads + rounds.list_heads - 1) / rounds.list_heads);
@@ -126,6 +127,10 @@ static __device__ __forceinline__ bool work_of(const LoomArgs *args, const Round
     work->k_start = args->k_start;
     return true;
 }
+
+// x, which is the same in all lanes, in a register of the uniform datapath. An operand there costs no read of the register
+// file, which products under way use too.
+static __device__ __forceinline__ int uniform(int x) { return __reduce_max_sync(~0u, x); }
 
 enum { num_spans = 1 };
 
@@ -237,7 +242,7 @@ typedef struct Walk {
 
 typedef struct Visit {
     int tile;          // -1: none is left
-    unsigned classes;  // 2 bits a warpgroup: 0 empty, 1 partial, 2 full
+    unsigned classes;  // 2 bits a warpgroup: 0 empty, 1 partial, 2 full; 3 partial by its spans alone, where the mask is more than these
 } Visit;
 
 constexpr unsigned all_full = 10;  // of all warpgroups
@@ -429,9 +434,6 @@ static __device__ __forceinline__ float log2_approx(float x) {
     asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
-
-// x, which is the same in all lanes, in a register of the uniform datapath.
-static __device__ __forceinline__ int uniform(int x) { return __reduce_max_sync(~0u, x); }
 
 // A word of shared memory in lane 0, the lane that tells when the word may be overwritten; 0 in the others. from_lane_0 gives
 // it to all, by another instruction than uniform: with one for both, operands leave the uniform datapath (nvrtc 13.0).
@@ -767,9 +769,12 @@ static __device__ __forceinline__ bool search_found(const Consumer *consumer, bo
     return __any_sync(~0u, found);
 }
 
+// Scores are S as it is.
+static __device__ __forceinline__ float score_unit(const LoomArgs *args) { return args->scale; }
+
 // What a thread keeps of its two rows.
 typedef struct Rows {
-    float reference[2];  // in units of S: exponents of P are relative to it
+    float reference[2];  // in units of S, or of the score: exponents of P are relative to it
     float sum[2];        // this thread's part of the sum of P
 } Rows;
 
@@ -783,7 +788,7 @@ static __device__ __forceinline__ void end_rows(const LoomArgs *args, const Work
         total += __shfl_xor_sync(~0u, total, 2);
         inverse[half] = total == 0 ? 0 : __fdividef(1, total);
         if (args->lse && threadIdx.x % 4 == 0 && row + 8 * half < work->seq_q) {
-            const float reference = __fmul_rn(rows->reference[half], args->scale);
+            const float reference = __fmul_rn(rows->reference[half], score_unit(args));
             lse[(row + 8 * half) * args->lse_stride_seq] =
                 total == 0 ? __int_as_float(0xff800000) : reference + log2_approx(total * unit) * ln_2;
         }
@@ -869,8 +874,13 @@ static __device__ __forceinline__ void exponentials(const float (&s)[tile_k / 2]
         part[half] = 0;
 #pragma unroll
         for (int j = 0; j < tile_k / 8; ++j) {
-            const float a = exp2_approx(fmaf(s[4 * j + 2 * half] - subtracted, to_log2, base));
-            const float b = exp2_approx(fmaf(s[4 * j + 2 * half + 1] - subtracted, to_log2, base));
+            float e[2];
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                const float x = s[4 * j + 2 * half + i];
+                e[i] = fmaf(x - subtracted, to_log2, base);
+            }
+            const float a = exp2_approx(e[0]), b = exp2_approx(e[1]);
             part[half] += a + b;
             p[2 * j + half] = pack(a, b);
         }
@@ -881,6 +891,23 @@ static __device__ __forceinline__ void exponentials(const float (&s)[tile_k / 2]
 static __device__ __forceinline__ bool any_of_row(bool condition) {
     const unsigned quad = __ballot_sync(~0u, condition) >> (threadIdx.x % 32 & 28);
     return quad & 15;
+}
+
+// Exponentials of a tile after those of `may_move` moved, or, where none may yet, those of rows whose sums then tell that
+// they have to. Other rows keep what they have, bit by bit.
+static __device__ __forceinline__ void settle(float (&o)[depth_v / 2], float (&s)[tile_k / 2], unsigned (&p)[tile_k / 4], Rows *rows,
+                                              float to_log2, bool moves, bool (&may_move)[2], float (&part)[2]) {
+#pragma unroll 1  // the compiler is to see the exponentials once
+    for (;;) {
+        float rescale[2];
+        if (moves && move_references(s, rows, may_move, rescale, to_log2)) rescale_o(o, rescale);
+        exponentials(s, p, rows, to_log2, may_move, part);
+        const bool over[2] = {!(part[0] < most_p), !(part[1] < most_p)};
+        if (moves || !__any_sync(~0u, over[0] || over[1])) break;
+        moves = true;
+        may_move[0] = any_of_row(over[0]);
+        may_move[1] = any_of_row(over[1]);
+    }
 }
 
 // Waits for the keys of a tile; what is told of it.
@@ -905,8 +932,8 @@ static __device__ __forceinline__ void skip_tile(const Consumer *consumer, Stage
     }
 }
 
-// Mask of a tile.
-static __device__ __forceinline__ void hide_unseen(float (&s)[tile_k / 2], const Consumer *consumer, const Work *work, int column) {
+// Mask of a tile of class 1 or 3.
+static __device__ __forceinline__ void hide_unseen(float (&s)[tile_k / 2], const Consumer *consumer, const Work *work, int column, unsigned of_class) {
     Span keys[2][num_spans];
     keys_of_row(consumer->args, work, consumer->row, keys[0]);
     keys_of_row(consumer->args, work, consumer->row + 8, keys[1]);
@@ -930,20 +957,10 @@ static __device__ __forceinline__ void lone_tile(float (&o)[depth_v / 2], unsign
         barrier_arrive(bar_k_empty(smem, stage.index));
     }
     float part[2];
-    if (class_of(consumer, what) == 1) hide_unseen(s, consumer, work, column);
+    if (class_of(consumer, what) & 1) hide_unseen(s, consumer, work, column, class_of(consumer, what));
     bool moves = __all_sync(~0u, rows->reference[0] == unset && rows->reference[1] == unset);  // of a work's first tile
     bool may_move[2] = {moves, moves};
-#pragma unroll 1  // the compiler is to see the exponentials once
-    for (;;) {
-        float rescale[2];
-        if (moves && move_references(s, rows, may_move, rescale, to_log2)) rescale_o(o, rescale);
-        exponentials(s, p, rows, to_log2, may_move, part);
-        const bool over[2] = {!(part[0] < most_p), !(part[1] < most_p)};
-        if (moves || !__any_sync(~0u, over[0] || over[1])) break;
-        moves = true;
-        may_move[0] = any_of_row(over[0]);  // other rows keep what they have, bit by bit
-        may_move[1] = any_of_row(over[1]);
-    }
+    settle(o, s, p, rows, to_log2, moves, may_move, part);
     rows->sum[0] += part[0];
     rows->sum[1] += part[1];
     const bool searched = !is_full(what);
@@ -978,15 +995,14 @@ static __device__ __forceinline__ unsigned full_tile(float (&o)[depth_v / 2], un
     stage_next(next);
     next->index = uniform(next->index);
     float part[2];
-    const bool none[2] = {false, false};
-    exponentials(s, p, rows, to_log2, none, part);
+    bool may_move[2] = {false, false};
+    exponentials(s, p, rows, to_log2, may_move, part);
     const bool over[2] = {!(part[0] < most_p), !(part[1] < most_p)};
-    const bool any_over = __any_sync(~0u, over[0] || over[1]);
-    if (any_over) {
-        const bool may_move[2] = {any_of_row(over[0]), any_of_row(over[1])};
-        float rescale[2];
-        if (move_references(s, rows, may_move, rescale, to_log2)) rescale_o(o, rescale);
-        exponentials(s, p, rows, to_log2, may_move, part);
+    const bool again = __any_sync(~0u, over[0] || over[1]);
+    if (again) {
+        may_move[0] = any_of_row(over[0]);
+        may_move[1] = any_of_row(over[1]);
+        settle(o, s, p, rows, to_log2, true, may_move, part);
     }
     rows->sum[0] += part[0];
     rows->sum[1] += part[1];
@@ -1027,7 +1043,7 @@ static __device__ __forceinline__ void consume(const LoomArgs *args, unsigned sm
     consumer.smem = smem;
     consumer.k = operand(smem + smem_k, 1);
     consumer.v = operand(smem + smem_v, tile_k * 8);
-    consumer.to_log2 = args->scale * log2_e;
+    consumer.to_log2 = score_unit(args) * log2_e;
     consumer.warpgroup = warpgroup;
     consumer.values = values;
     Stage stage = {0, 0};

@@ -447,8 +447,8 @@ static __device__ __forceinline__ unsigned columns_first(int pitch) {
 }
 
 // Which elements of 16-row tiles of accumulators, 8 columns wide, are seen: bit 4 * j + 4 * i + e is element e of
-// [i][j]. row and column are those of this thread's element 0 of [0][0]. A loop that is not unrolled: this runs on
-// partial tiles only, and unrolled it would hold the indices of all elements in registers.
+// [i][j]. row and column are those of this thread's element 0 of [0][0]. A loop that is not unrolled to its end: this runs
+// on partial tiles only, and unrolled it would hold the indices of all elements in registers.
 static __device__ __forceinline__ unsigned long long seen_elements(const LoomArgs *args, const Work *work, int row, int column) {
     unsigned long long seen = 0;
 #pragma unroll 1
@@ -1073,8 +1073,8 @@ static __device__ __forceinline__ unsigned columns_first(int pitch) {
 }
 
 // Which elements of 16-row tiles of accumulators, 8 columns wide, are seen: bit 4 * j + 4 * i + e is element e of
-// [i][j]. row and column are those of this thread's element 0 of [0][0]. A loop that is not unrolled: this runs on
-// partial tiles only, and unrolled it would hold the indices of all elements in registers.
+// [i][j]. row and column are those of this thread's element 0 of [0][0]. A loop that is not unrolled to its end: this runs
+// on partial tiles only, and unrolled it would hold the indices of all elements in registers.
 static __device__ __forceinline__ unsigned long long seen_elements(const LoomArgs *args, const Work *work, int row, int column) {
     unsigned long long seen = 0;
 #pragma unroll 1

@@ -267,8 +267,8 @@ static __device__ __forceinline__ unsigned columns_first(int pitch) {
 }
 
 // Which elements of 16-row tiles of accumulators, 8 columns wide, are seen: bit 8 * j + 4 * i + e is element e of
-// [i][j]. row and column are those of this thread's element 0 of [0][0]. A loop that is not unrolled: this runs on
-// partial tiles only, and unrolled it would hold the indices of all elements in registers.
+// [i][j]. row and column are those of this thread's element 0 of [0][0]. A loop that is not unrolled to its end: this runs
+// on partial tiles only, and unrolled it would hold the indices of all elements in registers.
 static __device__ __forceinline__ unsigned long long seen_elements(const LoomArgs *args, const Work *work, int row, int column) {
     unsigned long long seen = 0;
 #pragma unroll 1
@@ -280,7 +280,8 @@ static __device__ __forceinline__ unsigned long long seen_elements(const LoomArg
             for (int e = 0; e < 4; ++e) {
                 const int at_column = column + 8 * j + e % 2;
                 bool is_seen = at_column < work->seq_k;
-                is_seen = is_seen && visible(args, work, work->q_start + row + 16 * i + e / 2 * 8, work->k_start + at_column);
+                // without a branch: what is read for an element waits with that of the others
+                is_seen &= visible(args, work, work->q_start + row + 16 * i + e / 2 * 8, work->k_start + min(at_column, work->seq_k - 1));
                 bits |= is_seen ? 1u << (4 * i + e) : 0;
             }
         seen |= (unsigned long long)bits << 8 * j;

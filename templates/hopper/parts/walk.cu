@@ -1,7 +1,14 @@
-//@ local one_span = walk == "range" and num_spans == 1
+//@ local has_spans, one_span = walk == "range" or bounds, walk == "range" and num_spans == 1
+//@ -- A score made of positions is most often largest where they meet, as ALiBi: a walk that begins there need not move references.
+//@ local from_diagonal = one_span and at_diagonal
+//@ if from_diagonal then
+// Which tiles of keys a work visits: from the one that has the position of its last query back to the first, then the others
+// from the last back. Always in this order, so that a row's bits are its own.
+//@ else
 // Which tiles of keys a work visits, from the last back: always in this order, so that a row's bits are its own. Under a
 // causal mask the one tile that it cuts comes first, where there is no product under way that it would have to wait for.
-//@ if walk == "range" then
+//@ end
+//@ if has_spans then
 typedef struct Spans {  // in tiles, inclusive
     int outer_lo, outer_hi;  // some of the rows see some key
     int inner_lo, inner_hi;  // all see all
@@ -10,7 +17,12 @@ typedef struct Spans {  // in tiles, inclusive
 //@ end
 //@ if one_span then
 typedef struct Walk {
+//@ if from_diagonal then
+    int first, last;       // of keys that are seen
+    int left;              // tiles still to be visited
+//@ else
     int first;             // the last to be visited
+//@ end
     int full_lo, full_hi;  // those that are full for all
     int tile;              // the next
     const Spans *spans;    // [warpgroups]
@@ -20,9 +32,9 @@ typedef struct Walk {
 typedef struct Walk {
     int first;          // the last that may be visited
     int base;           // first of the 32 tiles at hand, below 0 for the last of them
-    unsigned classes;   // of this lane's tile: 2 bits a warpgroup, 0 empty, 1 partial, 2 full
+    unsigned classes;   // of this lane's tile, as in a visit
     unsigned left;      // of the 32, those still to be visited
-//@ if walk == "range" then
+//@ if has_spans then
     const Spans *spans; // [warpgroups][num_spans]
 //@ end
 } Walk;
@@ -30,7 +42,7 @@ typedef struct Walk {
 
 typedef struct Visit {
     int tile;          // -1: none is left
-    unsigned classes;  // 2 bits a warpgroup: 0 empty, 1 partial, 2 full
+    unsigned classes;  // 2 bits a warpgroup: 0 empty, 1 partial, 2 full; 3 partial by its spans alone, where the mask is more than these
 } Visit;
 
 constexpr unsigned all_full = ${tonumber(string.rep("2", c.warpgroups), 4)};  // of all warpgroups
@@ -50,7 +62,8 @@ static __device__ __forceinline__ void walk_classify(const LoomArgs *args, const
     walk->classes = 0;
 #pragma unroll 1  // the planner has few registers
     for (int w = 0; w < warpgroups; ++w) {
-//@ if walk == "range" then
+        unsigned what = 0;
+//@ if has_spans then
         bool some = false, all = false;
 #pragma unroll
         for (int i = 0; i < num_spans; ++i) {
@@ -58,23 +71,30 @@ static __device__ __forceinline__ void walk_classify(const LoomArgs *args, const
             some = some || (spans->outer_lo <= tile && tile <= spans->outer_hi);
             all = all || (spans->inner_lo <= tile && tile <= spans->inner_hi);
         }
-        walk->classes |= (all ? 2u : some ? 1u : 0u) << 2 * w;
-//@ else
+        what = all ? 2 : some ? 1 : 0;
+//@ end
+//@ if walk ~= "range" then
         const int row = first_row(work, w), row_end = last_row(work, w);
         const int first = tile * tile_k, last = min(first + tile_k, work->seq_k) - 1;
-        unsigned what = 0;
+//@     if bounds then
+        if (what != 0) {
+            const unsigned rest = tile_class(args, work, work->q_start + row, work->q_start + row_end, work->k_start + first, work->k_start + last);
+            what = rest < 2 ? rest : what == 2 ? 2 : 3;
+        }
+//@     else
         if (tile >= 0 && row <= row_end) {
             what = tile_class(args, work, work->q_start + row, work->q_start + row_end, work->k_start + first, work->k_start + last);
             if (what == 2 && first + tile_k > work->seq_k) what = 1;
         }
-        walk->classes |= what << 2 * w;
+//@     end
 //@ end
+        walk->classes |= what << 2 * w;
     }
     walk->left = __ballot_sync(~0u, walk->classes != 0);
 }
 
 //@ end
-//@ if walk == "range" then
+//@ if has_spans then
 // Lane w finds the spans of warpgroup w.
 static __device__ __forceinline__ Walk walk_begin(const LoomArgs *args, const Work *work, Spans *spans) {
     const int lane = threadIdx.x % 32, row = first_row(work, lane % warpgroups), row_end = last_row(work, lane % warpgroups);
@@ -103,6 +123,12 @@ static __device__ __forceinline__ Walk walk_begin(const LoomArgs *args, const Wo
 //@ if one_span then
     walk.first = __reduce_min_sync(~0u, first);
     walk.tile = __reduce_max_sync(~0u, last);
+//@ if from_diagonal then
+    walk.last = walk.tile;
+    walk.left = walk.last - walk.first + 1;
+    const long long diagonal = (long long)work->q_start + min((work->tile + 1) * tile_q, work->seq_q) - 1 - work->k_start;
+    walk.tile = (int)min(max(diagonal < 0 ? 0 : diagonal / tile_k, (long long)walk.first), (long long)walk.last);
+//@ end
     walk.full_lo = __reduce_max_sync(~0u, of_lane.inner_lo);
     walk.full_hi = __reduce_min_sync(~0u, of_lane.inner_hi);
 //@ else
@@ -118,8 +144,15 @@ static __device__ __forceinline__ Walk walk_begin(const LoomArgs *args, const Wo
 //@ if one_span then
 static __device__ __forceinline__ Visit walk_next(const LoomArgs *args, const Work *work, Walk *walk) {
     Visit visit = {-1, 0};
+//@ if from_diagonal then
+    if (walk->left <= 0) return visit;
+    --walk->left;
+    visit.tile = walk->tile;
+    walk->tile = walk->tile == walk->first ? walk->last : walk->tile - 1;
+//@ else
     if (walk->tile < walk->first) return visit;
     visit.tile = walk->tile--;
+//@ end
     if (walk->full_lo <= visit.tile && visit.tile <= walk->full_hi) {
         visit.classes = all_full;
         return visit;
@@ -134,7 +167,7 @@ static __device__ __forceinline__ Visit walk_next(const LoomArgs *args, const Wo
     return visit;
 }
 //@ else
-//@ if walk ~= "range" then
+//@ if not has_spans then
 static __device__ __forceinline__ Walk walk_begin(const LoomArgs *args, const Work *work) {
     Walk walk;
     walk.first = 0;

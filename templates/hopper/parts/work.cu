@@ -1,14 +1,14 @@
 // A block's place in the problem.
 //@ part("place", {of = "queries"})
 
-//@ if has_mask then
+//@ if not even then
 // Works are dealt out to the blocks list by list, round by round. Under a causal mask works get shorter along a list, so
 // every other round runs backward and all blocks get as much. A list has the tiles of so many heads that it takes about
 // two rounds, the last rows of all its heads first: few heads at once, so that their keys stay in the L2 cache. Where a
 // head has many tiles and its keys are not too wide, four even out better; where it has few and they are wide, one keeps
-// more keys. In a window a query sees few of them, so that as many more heads have theirs in the cache. A list starts
-// behind the block that the one before has ended with: else the same blocks would get the short works of every list, and
-// nothing in its last round.
+// more keys, and where nothing is known of how works differ. In a window a query sees few of them, so that as many more
+// heads have theirs in the cache. A list starts behind the block that the one before has ended with: else the same blocks
+// would get the short works of every list, and nothing in its last round.
 typedef struct Rounds {
     int count;       // of all lists
     int of_list;     // rounds of one
@@ -19,8 +19,13 @@ typedef struct Rounds {
 static __device__ __forceinline__ Rounds rounds_of(const LoomArgs *args, int seen) {
     const int heads = args->batch * args->heads_q, tiles = (args->seq_q + tile_q - 1) / tile_q;
     Rounds rounds;
+//@     if walk == "range" then
     const bool wide = depth_qk + depth_v > 256;
-    const int about = (!wide && tiles >= 16 ? 4 : wide && tiles <= 4 ? 1 : 2) * min(max(args->seq_k / max(seen, 1), 1), 1024);
+    const int rounds_of_list = !wide && tiles >= 16 ? 4 : wide && tiles <= 4 ? 1 : 2;
+//@     else
+    const int rounds_of_list = 1;
+//@     end
+    const int about = rounds_of_list * min(max(args->seq_k / max(seen, 1), 1), 1024);
     rounds.list_heads = min(max((int)(about * gridDim.x) / tiles, 1), heads);
     rounds.of_list = ((unsigned)(rounds.list_heads * tiles) + gridDim.x - 1) / gridDim.x;
     rounds.count = rounds.of_list * (((unsigned)heads + rounds.list_heads - 1) / rounds.list_heads);
@@ -43,7 +48,7 @@ static __device__ __forceinline__ Rounds rounds_of(const LoomArgs *args) {
 // The work of this block in a round; false: it has none.
 static __device__ __forceinline__ bool work_of(const LoomArgs *args, const Rounds *rounds, int round, Work *work) {
     const int heads = args->batch * args->heads_q, tiles = (args->seq_q + tile_q - 1) / tile_q;
-//@ if has_mask then
+//@ if not even then
     const int list = round / rounds->of_list, round_of_list = round - list * rounds->of_list;
     const unsigned first = list * rounds->list_heads, present = min(rounds->list_heads, heads - (int)first);
     const unsigned start = first * tiles % gridDim.x, turn = blockIdx.x < start ? blockIdx.x + gridDim.x - start : blockIdx.x - start;
