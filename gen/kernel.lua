@@ -322,6 +322,7 @@ local function hopper_bytes(problem, s)
         barriers = 8 * ((problem.mask and 5 or 4) * s.stages + 2 * s.q_buffers + 2 * PLAN_PLACES),
         plans = 12 * PLAN_PLACES, tiles = 8 * s.stages, works = 32 * WORK_PLACES, spans = 16 * warpgroups * spans,
         values = problem.mask and (12 + 2 * 64) * s.stages or 0,
+        far = functions.uses(problem).capped and 4 or 0,
         spoilt = problem.mask and s.p_sets == 2 and 4 * warpgroups * 32 or 0,
     }
     local total = 0
@@ -337,7 +338,7 @@ local HOPPER_REGIONS = {
     {"o", "[chunks_v][tile_q][64]"}, {"barriers", "of stages, of buffers of q, of plans"},
     {"plans", "[plan_places] tiles that the planner has found"}, {"tiles", "[stages] what the consumers are told of a tile"},
     {"works", "[work_places] what all are told of a work"}, {"spans", "[warpgroups][num_spans] of tiles that a work visits"},
-    {"values", "[stages] what is known of a tile's values"},
+    {"values", "[stages] what is known of a tile's values"}, {"far", "whether tanh was taken of something not near 0"},
     {"spoilt", "[warps of consumers][8] columns of O that become NaN"},
 }
 

@@ -340,6 +340,7 @@ local HOPPER_MEASURED = {
     [256] = {
         full = {{8192, FAST_256}, {math.huge, LONG_256}},
         masked = {{512, TWO_SETS_256}, {8192, FAST_256}, {math.huge, LONG_256}},
+        one_set = {{8192, FAST_256}, {math.huge, LONG_256}},
     },
 }
 

@@ -79,6 +79,9 @@ typedef struct Tile {
 } Tile;
 constexpr int next_class = 8;  // where the classes of the next begin
 constexpr unsigned is_last = 1u << 16, is_first = 1u << 17;
+//@ if capped then
+constexpr unsigned maybe_far = 1u << 18;  // tanh was taken of something not near 0 lately
+//@ end
 
 // What the planner tells the loader; a queue of plan_places.
 typedef struct Plan {
@@ -219,7 +222,7 @@ static __device__ __forceinline__ void end_works(unsigned smem, Work *works, int
     load_values(smem, args, work, tiles[stage.index].index, stage.index);
 }
 
-//@ text("static __device__ __forceinline__ void load(const LoomArgs *args, unsigned smem, const Plan *plans, Tile *tiles, Work *works" .. values_of_type .. ") {")
+//@ text("static __device__ __forceinline__ void load(const LoomArgs *args, unsigned smem, const Plan *plans, Tile *tiles, Work *works" .. values_of_type .. (capped and ", unsigned *far" or "") .. ") {")
     Stage stage = {0, 1};
     int nth = -1;
     for (unsigned count = 0;; ++count) {
@@ -232,6 +235,9 @@ static __device__ __forceinline__ void end_works(unsigned smem, Work *works, int
         const Work *work = &works[nth % work_places];
         barrier_wait(bar_k_empty(smem, stage.index), stage.parity);
         tiles[stage.index] = plan.tile;
+//@ if capped then
+        if (atomicExch(far, 0u)) tiles[stage.index].what |= maybe_far;
+//@ end
         load_keys(smem, args, work, plan.tile.index, stage.index);
         // values are needed a tile later
         if (plan.tile.what & is_first) {
@@ -343,9 +349,18 @@ static __device__ __forceinline__ float score_unit(const LoomArgs *args) { retur
 static __device__ __forceinline__ float score_unit(const LoomArgs *args) { return args->scale; }
 
 //@ end
+//@ if capped then
+// Tells the loader, which tells it with the tiles that it loads next: a guess, by which they are taken one way or the other with
+// the same result. By `asm`: with a pointer operands leave the uniform datapath (nvrtc 13.0).
+static __device__ __forceinline__ void expect_far(const Consumer *consumer) {
+    if (threadIdx.x % 32 == 0) asm volatile("red.shared.or.b32 [%0], %1;" ::"r"(consumer->smem + smem_far), "r"(1) : "memory");
+}
+
+//@ end
 // What a thread keeps of its two rows.
 typedef struct Rows {
     float reference[2];  // in units of S, or of the score: exponents of P are relative to it
+    float base[2];       // what is added to a scaled S to make an exponent of P
     float sum[2];        // this thread's part of the sum of P
 } Rows;
 
@@ -487,7 +502,13 @@ static __device__ __forceinline__ void score_tile(float (&s)[tile_k / 2], const 
 }
 
 //@ end
-//@ local of_cap, cap = capped and ", const Cap *cap, bool near" or "", capped and ", cap, near" or ""
+//@ local of_cap, cap = capped and ", const Cap *cap, bool near, bool hidden" or "", capped and ", cap, near, hidden" or ""
+// What is added to a scaled S to make an exponent of P; NaN where that is not exact enough, so that the row's sum tells.
+static __device__ __forceinline__ float exponent_base(float reference, float to_log2) {
+    const float scaled = __fmul_rn(reference, to_log2);
+    return fabsf(scaled) < most_exact ? -scaled - headroom : __int_as_float(0x7fc00000);
+}
+
 // Moves the references of the rows that may to their maximum in this tile, if that is larger. O is to be multiplied by
 // `rescale` where the warp is told that one moved.
 //@ text("static __device__ __forceinline__ bool move_references(const float (&s)[tile_k / 2], Rows *rows, const bool (&may_move)[2], float (&rescale)[2],")
@@ -501,11 +522,14 @@ static __device__ __forceinline__ void score_tile(float (&s)[tile_k / 2], const 
         highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, 1));
         highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, 2));
 //@ if capped then
-        highest = any_exponent(cap, highest, 0);
+        if (highest > __int_as_float(0xff800000)) highest = any_exponent(cap, highest, 0);
 //@ end
         const float before = rows->reference[half];
         const bool moves = may_move[half] && highest > before;
-        if (moves) rows->reference[half] = highest;
+        if (moves) {
+            rows->reference[half] = highest;
+            rows->base[half] = exponent_base(highest, to_log2);
+        }
         rescale[half] = moves ? exp2_approx((before - highest) * to_log2) : 1;
         rows->sum[half] = __fmul_rn(rows->sum[half], rescale[half]);
         moved = moved || (moves && before != unset);  // before: O is still 0
@@ -518,12 +542,9 @@ static __device__ __forceinline__ void rescale_o(float (&o)[depth_v / 2], const 
     for (int i = 0; i < depth_v / 2; ++i) o[i] *= rescale[i / 2 % 2];
 }
 
-// What is added to a scaled S to make an exponent of P; NaN where that is not exact enough, so that the row's sum tells.
-static __device__ __forceinline__ float exponent_base(float reference, float to_log2) {
-    const float scaled = __fmul_rn(reference, to_log2);
-    return fabsf(scaled) < most_exact ? -scaled - headroom : __int_as_float(0x7fc00000);
-}
-
+//@ if capped then
+// `near`: all elements are near, or `bits` tells; `hidden`: an S of -inf stands for what a mask hides.
+//@ end
 // P of a tile and this thread's part of its row sums. An exact row's reference is subtracted before the scale multiplies: at
 // 1e11 a rounded product would no longer cancel. The others get the same bits as the first time.
 //@ text("static __device__ __forceinline__ void exponentials(const float (&s)[tile_k / 2], unsigned (&p)[tile_k / 4], const Rows *rows, float to_log2,")
@@ -532,9 +553,9 @@ static __device__ __forceinline__ float exponent_base(float reference, float to_
     for (int half = 0; half < 2; ++half) {
         const float reference = rows->reference[half];
 //@ if capped then
-        const float base = exact[half] ? -reference : exponent_base(reference, to_log2);
+        const float base = exact[half] ? -reference : rows->base[half];
 //@ else
-        const float subtracted = exact[half] ? reference : 0, base = exact[half] ? -headroom : exponent_base(reference, to_log2);
+        const float subtracted = exact[half] ? reference : 0, base = exact[half] ? -headroom : rows->base[half];
 //@ end
         part[half] = 0;
 #pragma unroll
@@ -545,6 +566,7 @@ static __device__ __forceinline__ float exponent_base(float reference, float to_
                 const float x = s[4 * j + 2 * half + i];
 //@ if capped then
                 e[i] = near ? near_exponent(cap, x, base, bits) : any_exponent(cap, x, base);
+                if (!near && hidden && x == __int_as_float(0xff800000)) e[i] = x;
                 if (exact[half]) e[i] -= headroom;
 //@ else
                 e[i] = fmaf(x - subtracted, to_log2, base);
@@ -645,11 +667,11 @@ static __device__ __forceinline__ void hide_unseen(float (&s)[tile_k / 2], const
 //@ elseif overlap then
 // A full tile after another tile: starts S of this one and O += P V of the one before, which runs under the exponentials.
 // Returns what is told of it; moves on to the next stage.
-//@ text("static __device__ __forceinline__ unsigned full_tile(float (&o)[depth_v / 2], unsigned (&p)[tile_k / 4], const unsigned (&p_before)[tile_k / 4],")
+//@ text((capped and "template <bool far> " or "") .. "static __device__ __forceinline__ unsigned full_tile(float (&o)[depth_v / 2], unsigned (&p)[tile_k / 4], const unsigned (&p_before)[tile_k / 4],")
 //@ else
 // A full tile after another tile: S of this one and O += P V of the one before, then the exponentials. Returns what is
 // told of it; moves on to the next stage.
-//@ text("static __device__ __forceinline__ unsigned full_tile(float (&o)[depth_v / 2], unsigned (&p)[tile_k / 4],")
+//@ text((capped and "template <bool far> " or "") .. "static __device__ __forceinline__ unsigned full_tile(float (&o)[depth_v / 2], unsigned (&p)[tile_k / 4],")
 //@ end
 //@ text("                                                 Rows *rows, " .. q_type .. ", const Consumer *consumer, const Work *work, " .. (alone and "unsigned what, Stage stage" or own_class and "unsigned what_before, Stage *next" or "Stage *next") .. ") {")
     const unsigned smem = consumer->smem;
@@ -677,7 +699,7 @@ static __device__ __forceinline__ void hide_unseen(float (&s)[tile_k / 2], const
 //@ if not alone then
     const unsigned told = in_lane_0(&consumer->tiles[stage.index].what);
 //@ end
-//@ if alone or has_score then
+//@ if alone or has_score and not capped then
     const int tile = index_of_tile(consumer, stage);
     const int column = tile * tile_k + threadIdx.x % 4 * 2;
 //@ end
@@ -704,8 +726,11 @@ static __device__ __forceinline__ void hide_unseen(float (&s)[tile_k / 2], const
 //@ if capped then
     const Cap *cap = &consumer->cap;
 //@     if alone then
-    const bool far = is_far(cap, s);
-    if (far) unhide(s);
+    const bool far = has_far(cap, s);
+    if (far) {
+        unhide(s);
+        expect_far(consumer);
+    }
 //@     end
 //@ elseif has_score then
     score_tile(s, consumer, work, of_q, of_k);
@@ -717,9 +742,9 @@ static __device__ __forceinline__ void hide_unseen(float (&s)[tile_k / 2], const
     bool may_move[2] = {moves, moves};
 //@     if capped then
     if (far) {
-        settle(o, s, p, rows, to_log2, moves, may_move, part, cap, false);
+        settle(o, s, p, rows, to_log2, moves, may_move, part, cap, false, true);
     } else {
-        settle(o, s, p, rows, to_log2, moves, may_move, part, cap, true);
+        settle(o, s, p, rows, to_log2, moves, may_move, part, cap, true, true);
     }
 //@     else
     settle(o, s, p, rows, to_log2, moves, may_move, part);
@@ -728,8 +753,10 @@ static __device__ __forceinline__ void hide_unseen(float (&s)[tile_k / 2], const
     bool may_move[2] = {false, false};
 //@     if capped then
     unsigned bits = 0;
-    exponentials(s, p, rows, to_log2, may_move, part, cap, true, &bits);
-    const bool over[2] = {bits >= cap->limit || !(part[0] < most_p), !(part[1] < most_p)};
+    exponentials(s, p, rows, to_log2, may_move, part, cap, !far, false, &bits);
+    const bool some_far = bits >= cap->limit;
+    if (far && __any_sync(~0u, some_far)) expect_far(consumer);
+    const bool over[2] = {(!far && some_far) || !(part[0] < most_p), !(part[1] < most_p)};
 //@     else
     exponentials(s, p, rows, to_log2, may_move, part);
     const bool over[2] = {!(part[0] < most_p), !(part[1] < most_p)};
@@ -745,8 +772,8 @@ static __device__ __forceinline__ void hide_unseen(float (&s)[tile_k / 2], const
 //@     end
     if (again) {
 //@     if capped then
-        unhide(s);
-        settle(o, s, p, rows, to_log2, false, may_move, part, cap, false);
+        expect_far(consumer);
+        settle(o, s, p, rows, to_log2, false, may_move, part, cap, false, false);
 //@     else
         may_move[0] = any_of_row(over[0]);
         may_move[1] = any_of_row(over[1]);
@@ -884,7 +911,7 @@ static __device__ __forceinline__ void store_o(const float (&o)[depth_v / 2], co
 //@ end
         float o[depth_v / 2];    // sum of P V: [4 * j + 2 * half + e] is row + 8 * half, column 8 * j + lane % 4 * 2 + e
         unsigned p[tile_k / 4];  // P of the tile before, in pairs
-        Rows rows = {{unset, unset}, {0, 0}};
+        Rows rows = {{unset, unset}, {__int_as_float(0x7fc00000), __int_as_float(0x7fc00000)}, {0, 0}};
 #pragma unroll
         for (int i = 0; i < depth_v / 2; ++i) o[i] = 0;
 
@@ -917,18 +944,29 @@ static __device__ __forceinline__ void store_o(const float (&o)[depth_v / 2], co
             if (unseen) continue;
             for (;;) {  // full tiles that follow
 //@ for _, names in ipairs(c.p_sets == 2 and {{"p", "p_other, p"}, {"p_other", "p, p_other"}} or {{"p", "p"}}) do
-//@ if own_class then
-                if (class_of(&consumer, what >> next_class) != 2) {
+//@ local next_is_full = own_class and "class_of(&consumer, what >> next_class) == 2" or "is_full(what >> next_class)"
+//@ local arguments = "(o, " .. names[2] .. ", &rows, q, &consumer, of_work, " .. (own_class and "what, " or "") .. "&stage);"
+//@ if capped then
+//@ if c.p_sets == 1 then
+                //@ text("while (" .. next_is_full .. " && !(what & maybe_far)) what = full_tile<false>" .. arguments)
+                //@ text("if (" .. next_is_full .. ") {")
 //@ else
-                if (!is_full(what >> next_class)) {
+                //@ text("if (" .. next_is_full .. " && !(what & maybe_far)) {")
+                    //@ text("what = full_tile<false>" .. arguments)
+                //@ text("} else if (" .. next_is_full .. ") {")
 //@ end
+                    //@ text("what = full_tile<true>" .. arguments)
+//@ else
+                //@ text("if (" .. next_is_full .. ") {")
+                    //@ text("what = full_tile" .. arguments)
+//@ end
+                } else {
 //@ if c.q_registers == 0 then
                     if (what & is_last && lane == 0) barrier_arrive(bar_q_empty(smem, buffer));
 //@ end
                     //@ text("finish_pv(o, " .. names[1] .. ", &consumer, " .. (rows_end_early and "what, stage_before(stage), of_work, &rows, inverse" or "stage_before(stage)") .. ");")
                     break;
                 }
-                //@ text("what = full_tile(o, " .. names[2] .. ", &rows, q, &consumer, of_work, " .. (own_class and "what, " or "") .. "&stage);")
 //@ end
             }
         } while (!(what & is_last));
@@ -980,6 +1018,9 @@ extern "C" __global__ void __launch_bounds__(threads, 1) ${symbol}(const __grid_
             barrier_init(bar_plan_full(smem, i), 1);
             barrier_init(bar_plan_empty(smem, i), 1);
         }
+//@ if capped then
+        *(unsigned *)(shared + smem_far) = 0;
+//@ end
         publish_shared();
     }
     __syncthreads();
@@ -990,7 +1031,7 @@ extern "C" __global__ void __launch_bounds__(threads, 1) ${symbol}(const __grid_
 //@ end
         Plan *plans = (Plan *)(shared + smem_plans);
         if (threadIdx.x == 0) {
-            //@ text("load(&args, smem, plans, tiles, works" .. values .. ");")
+            //@ text("load(&args, smem, plans, tiles, works" .. values .. (capped and ", (unsigned *)(shared + smem_far)" or "") .. ");")
         }
 //@ if has_spans then
         if (threadIdx.x / 32 == 1) plan_tiles(&args, smem, plans, works, (Spans *)(shared + smem_spans));
@@ -1002,12 +1043,6 @@ extern "C" __global__ void __launch_bounds__(threads, 1) ${symbol}(const __grid_
 //@ end
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 ${c.consumer_registers};");
-//@ if own_class then
-        consume(&args, smem, tiles, works, (const Values *)(shared + smem_values), (unsigned *)(shared + smem_spoilt));
-//@ elseif has_mask then
-        consume(&args, smem, tiles, works, (const Values *)(shared + smem_values));
-//@ else
-        consume(&args, smem, tiles, works);
-//@ end
+        //@ text("consume(&args, smem, tiles, works" .. (has_mask and ", (const Values *)(shared + smem_values)" or "") .. (own_class and ", (unsigned *)(shared + smem_spoilt)" or "") .. ");")
     }
 }

@@ -16,9 +16,11 @@ static __device__ __forceinline__ unsigned long long seen_elements(const LoomArg
 //@ if along == "keys" then
                 const int at_column = column + 8 * j + e % 2;
                 bool is_seen = at_column < work->seq_k;
-//@     if has_mask then
+//@     if has_mask and together > 1 then
                 // without a branch: what is read for an element waits with that of the others
                 is_seen &= visible(args, work, work->q_start + row + 16 * i + e / 2 * 8, work->k_start + min(at_column, work->seq_k - 1));
+//@     elseif has_mask then
+                is_seen = is_seen && visible(args, work, work->q_start + row + 16 * i + e / 2 * 8, work->k_start + at_column);
 //@     end
 //@ else
                 const int at_row = row + 8 * j + e % 2, at_column = column + 16 * i + e / 2 * 8;

@@ -40,6 +40,11 @@ struct longlong2 { long long x, y; };
 struct uchar4 { unsigned char x, y, z, w; };
 template <class T> static inline T __ldg(const T *at) { return *at; }
 static inline int __ffs(int x) { return __builtin_ffs(x); }
+static inline unsigned atomicExch(unsigned *at, unsigned x) {
+    const unsigned before = *at;
+    *at = x;
+    return before;
+}
 static inline unsigned atomicOr(unsigned *at, unsigned bits) {
     const unsigned before = *at;
     *at |= bits;
@@ -116,6 +121,12 @@ static inline void ptx_load_word(unsigned &x, unsigned at) {
 static inline void ptx_store_word(unsigned at, unsigned x) {
     emu_check_shared(at, 4);
     memcpy(emu_shared + at, &x, 4);
+}
+static inline void ptx_or_word(unsigned at, unsigned x) {
+    unsigned before;
+    emu_check_shared(at, 4);
+    memcpy(&before, emu_shared + at, 4);
+    ptx_store_word(at, before | x);
 }
 static inline void ptx_load_4_words(unsigned &x, unsigned &y, unsigned &z, unsigned &w, unsigned at) {
     emu_check_shared(at, 16);

@@ -34,6 +34,7 @@ local CALLS = {
     {"ld.shared.v4.b32", "ptx_load_4_words($*);"},
     {"ld.shared.b32", "ptx_load_word($*);"},
     {"st.shared.b32", "ptx_store_word($*);"},
+    {"red.shared.or.b32", "ptx_or_word($*);"},
     {"st.global.v4.b32", "ptx_store_4_words($*);"},
     {"fma.rn.bf16x2 %0, %1, %2, %0", "ptx_zero_fma_bf16($*);"},
     {"fma.rn.f16x2 %0, %1, %2, %0", "ptx_zero_fma_fp16($*);"},

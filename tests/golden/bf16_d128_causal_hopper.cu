@@ -775,6 +775,7 @@ static __device__ __forceinline__ float score_unit(const LoomArgs *args) { retur
 // What a thread keeps of its two rows.
 typedef struct Rows {
     float reference[2];  // in units of S, or of the score: exponents of P are relative to it
+    float base[2];       // what is added to a scaled S to make an exponent of P
     float sum[2];        // this thread's part of the sum of P
 } Rows;
 
@@ -830,6 +831,12 @@ static __device__ __forceinline__ void hide_by_spans(float (&s)[tile_k / 2], con
     }
 }
 
+// What is added to a scaled S to make an exponent of P; NaN where that is not exact enough, so that the row's sum tells.
+static __device__ __forceinline__ float exponent_base(float reference, float to_log2) {
+    const float scaled = __fmul_rn(reference, to_log2);
+    return fabsf(scaled) < most_exact ? -scaled - headroom : __int_as_float(0x7fc00000);
+}
+
 // Moves the references of the rows that may to their maximum in this tile, if that is larger. O is to be multiplied by
 // `rescale` where the warp is told that one moved.
 static __device__ __forceinline__ bool move_references(const float (&s)[tile_k / 2], Rows *rows, const bool (&may_move)[2], float (&rescale)[2],
@@ -844,7 +851,10 @@ static __device__ __forceinline__ bool move_references(const float (&s)[tile_k /
         highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, 2));
         const float before = rows->reference[half];
         const bool moves = may_move[half] && highest > before;
-        if (moves) rows->reference[half] = highest;
+        if (moves) {
+            rows->reference[half] = highest;
+            rows->base[half] = exponent_base(highest, to_log2);
+        }
         rescale[half] = moves ? exp2_approx((before - highest) * to_log2) : 1;
         rows->sum[half] = __fmul_rn(rows->sum[half], rescale[half]);
         moved = moved || (moves && before != unset);  // before: O is still 0
@@ -857,12 +867,6 @@ static __device__ __forceinline__ void rescale_o(float (&o)[depth_v / 2], const 
     for (int i = 0; i < depth_v / 2; ++i) o[i] *= rescale[i / 2 % 2];
 }
 
-// What is added to a scaled S to make an exponent of P; NaN where that is not exact enough, so that the row's sum tells.
-static __device__ __forceinline__ float exponent_base(float reference, float to_log2) {
-    const float scaled = __fmul_rn(reference, to_log2);
-    return fabsf(scaled) < most_exact ? -scaled - headroom : __int_as_float(0x7fc00000);
-}
-
 // P of a tile and this thread's part of its row sums. An exact row's reference is subtracted before the scale multiplies: at
 // 1e11 a rounded product would no longer cancel. The others get the same bits as the first time.
 static __device__ __forceinline__ void exponentials(const float (&s)[tile_k / 2], unsigned (&p)[tile_k / 4], const Rows *rows, float to_log2,
@@ -870,7 +874,7 @@ static __device__ __forceinline__ void exponentials(const float (&s)[tile_k / 2]
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         const float reference = rows->reference[half];
-        const float subtracted = exact[half] ? reference : 0, base = exact[half] ? -headroom : exponent_base(reference, to_log2);
+        const float subtracted = exact[half] ? reference : 0, base = exact[half] ? -headroom : rows->base[half];
         part[half] = 0;
 #pragma unroll
         for (int j = 0; j < tile_k / 8; ++j) {
@@ -1068,7 +1072,7 @@ static __device__ __forceinline__ void consume(const LoomArgs *args, unsigned sm
         if (lane == 0) barrier_arrive(bar_q_empty(smem, buffer));
         float o[depth_v / 2];    // sum of P V: [4 * j + 2 * half + e] is row + 8 * half, column 8 * j + lane % 4 * 2 + e
         unsigned p[tile_k / 4];  // P of the tile before, in pairs
-        Rows rows = {{unset, unset}, {0, 0}};
+        Rows rows = {{unset, unset}, {__int_as_float(0x7fc00000), __int_as_float(0x7fc00000)}, {0, 0}};
 #pragma unroll
         for (int i = 0; i < depth_v / 2; ++i) o[i] = 0;
 
@@ -1088,11 +1092,12 @@ static __device__ __forceinline__ void consume(const LoomArgs *args, unsigned sm
             stage.index = uniform(stage.index);
             if (unseen) continue;
             for (;;) {  // full tiles that follow
-                if (!is_full(what >> next_class)) {
+                if (is_full(what >> next_class)) {
+                    what = full_tile(o, p, &rows, q, &consumer, of_work, &stage);
+                } else {
                     finish_pv(o, p, &consumer, stage_before(stage));
                     break;
                 }
-                what = full_tile(o, p, &rows, q, &consumer, of_work, &stage);
             }
         } while (!(what & is_last));
 

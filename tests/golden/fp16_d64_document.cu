@@ -280,8 +280,7 @@ static __device__ __forceinline__ unsigned long long seen_elements(const LoomArg
             for (int e = 0; e < 4; ++e) {
                 const int at_column = column + 8 * j + e % 2;
                 bool is_seen = at_column < work->seq_k;
-                // without a branch: what is read for an element waits with that of the others
-                is_seen &= visible(args, work, work->q_start + row + 16 * i + e / 2 * 8, work->k_start + min(at_column, work->seq_k - 1));
+                is_seen = is_seen && visible(args, work, work->q_start + row + 16 * i + e / 2 * 8, work->k_start + at_column);
                 bits |= is_seen ? 1u << (4 * i + e) : 0;
             }
         seen |= (unsigned long long)bits << 8 * j;
