@@ -373,6 +373,7 @@ static const kernel KERNELS[] = {
      "tile=128x64 stages=2 q_buffers=1 q_registers=0 p_sets=2 ping_pong=0",
      {RUN(1, 2, 1, 200, 213, 2, 1), RUN(2, 2, 2, 130, 260, 3, 2, .spread = 4)}},
     {"fp16 d=64 mask={causal & window(40, 0)} score={softcap(30)}", NULL, {RUN(1, 2, 2, 128, 128, 1, 1)}},
+    {"bf16 d=64 causal score={softcap(5000)}", NULL, {RUN(1, 2, 1, 130, 200, 1, 1, .spread = 900)}},
     {"bf16 d=64 mask={doc[q] == doc[k]} params={doc: i32[seq_k]}",
      NULL,
      {RUN(1, 2, 1, 260, 260, 2, 3, .num_not_finite = 7)}},

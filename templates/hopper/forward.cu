@@ -503,11 +503,16 @@ static __device__ __forceinline__ void score_tile(float (&s)[tile_k / 2], const 
 
 //@ end
 //@ local of_cap, cap = capped and ", const Cap *cap, bool near, bool hidden" or "", capped and ", cap, near, hidden" or ""
+//@ if capped then
+// What is added to a score, in powers of 2, to make an exponent of P. Where it is rounded, so is the whole row alike.
+static __device__ __forceinline__ float exponent_base(float reference, float) { return -reference - headroom; }
+//@ else
 // What is added to a scaled S to make an exponent of P; NaN where that is not exact enough, so that the row's sum tells.
 static __device__ __forceinline__ float exponent_base(float reference, float to_log2) {
     const float scaled = __fmul_rn(reference, to_log2);
     return fabsf(scaled) < most_exact ? -scaled - headroom : __int_as_float(0x7fc00000);
 }
+//@ end
 
 // Moves the references of the rows that may to their maximum in this tile, if that is larger. O is to be multiplied by
 // `rescale` where the warp is told that one moved.
@@ -543,19 +548,20 @@ static __device__ __forceinline__ void rescale_o(float (&o)[depth_v / 2], const 
 }
 
 //@ if capped then
-// `near`: all elements are near, or `bits` tells; `hidden`: an S of -inf stands for what a mask hides.
-//@ end
+// P of a tile and this thread's part of its row sums. `near`: all elements are near, or `bits` tells; `hidden`: an S of -inf
+// stands for what a mask hides.
+static __device__ __forceinline__ void exponentials(const float (&s)[tile_k / 2], unsigned (&p)[tile_k / 4], const Rows *rows, const Cap *cap, bool near,
+                                                    bool hidden, float (&part)[2], unsigned *bits) {
+//@ else
 // P of a tile and this thread's part of its row sums. An exact row's reference is subtracted before the scale multiplies: at
 // 1e11 a rounded product would no longer cancel. The others get the same bits as the first time.
-//@ text("static __device__ __forceinline__ void exponentials(const float (&s)[tile_k / 2], unsigned (&p)[tile_k / 4], const Rows *rows, float to_log2,")
-//@ text("                                                    const bool (&exact)[2], float (&part)[2]" .. (capped and of_cap .. ", unsigned *bits" or "") .. ") {")
+static __device__ __forceinline__ void exponentials(const float (&s)[tile_k / 2], unsigned (&p)[tile_k / 4], const Rows *rows, float to_log2,
+                                                    const bool (&exact)[2], float (&part)[2]) {
+//@ end
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-        const float reference = rows->reference[half];
-//@ if capped then
-        const float base = exact[half] ? -reference : rows->base[half];
-//@ else
-        const float subtracted = exact[half] ? reference : 0, base = exact[half] ? -headroom : rows->base[half];
+//@ if not capped then
+        const float subtracted = exact[half] ? rows->reference[half] : 0, base = exact[half] ? -headroom : rows->base[half];
 //@ end
         part[half] = 0;
 #pragma unroll
@@ -565,9 +571,8 @@ static __device__ __forceinline__ void rescale_o(float (&o)[depth_v / 2], const 
             for (int i = 0; i < 2; ++i) {
                 const float x = s[4 * j + 2 * half + i];
 //@ if capped then
-                e[i] = near ? near_exponent(cap, x, base, bits) : any_exponent(cap, x, base);
+                e[i] = near ? near_exponent(cap, x, rows->base[half], bits) : any_exponent(cap, x, rows->base[half]);
                 if (!near && hidden && x == __int_as_float(0xff800000)) e[i] = x;
-                if (exact[half]) e[i] -= headroom;
 //@ else
                 e[i] = fmaf(x - subtracted, to_log2, base);
 //@ end
@@ -599,7 +604,7 @@ static __device__ __forceinline__ bool any_of_row(bool condition) {
 //@ end
         float rescale[2];
         //@ text("if (moves && move_references(s, rows, may_move, rescale, to_log2" .. (capped and ", cap" or "") .. ")) rescale_o(o, rescale);")
-        //@ text("exponentials(s, p, rows, to_log2, may_move, part" .. (capped and cap .. ", &bits" or "") .. ");")
+        //@ text("exponentials(s, p, rows" .. (capped and cap .. ", part, &bits" or ", to_log2, may_move, part") .. ");")
         const bool over[2] = {!(part[0] < most_p), !(part[1] < most_p)};
         if (moves || !__any_sync(~0u, over[0] || over[1])) break;
         moves = true;
@@ -752,16 +757,17 @@ static __device__ __forceinline__ void hide_unseen(float (&s)[tile_k / 2], const
 //@ else
     bool may_move[2] = {false, false};
 //@     if capped then
-    unsigned bits = 0;
-    exponentials(s, p, rows, to_log2, may_move, part, cap, !far, false, &bits);
-    const bool some_far = bits >= cap->limit;
-    if (far && __any_sync(~0u, some_far)) expect_far(consumer);
-    const bool over[2] = {(!far && some_far) || !(part[0] < most_p), !(part[1] < most_p)};
+    bool again = far;
+    if (!far) {
+        unsigned bits = 0;
+        exponentials(s, p, rows, cap, true, false, part, &bits);
+        again = __any_sync(~0u, bits >= cap->limit || !(part[0] < most_p) || !(part[1] < most_p));
+    }
 //@     else
     exponentials(s, p, rows, to_log2, may_move, part);
     const bool over[2] = {!(part[0] < most_p), !(part[1] < most_p)};
-//@     end
     const bool again = __any_sync(~0u, over[0] || over[1]);
+//@     end
 //@     if overlap then
     keep_order(bar_v_full(smem, before.index), before.parity);
     wgmma_wait<0>();
@@ -772,7 +778,7 @@ static __device__ __forceinline__ void hide_unseen(float (&s)[tile_k / 2], const
 //@     end
     if (again) {
 //@     if capped then
-        expect_far(consumer);
+        if (!far || has_far(cap, s)) expect_far(consumer);
         settle(o, s, p, rows, to_log2, false, may_move, part, cap, false, false);
 //@     else
         may_move[0] = any_of_row(over[0]);
@@ -911,7 +917,8 @@ static __device__ __forceinline__ void store_o(const float (&o)[depth_v / 2], co
 //@ end
         float o[depth_v / 2];    // sum of P V: [4 * j + 2 * half + e] is row + 8 * half, column 8 * j + lane % 4 * 2 + e
         unsigned p[tile_k / 4];  // P of the tile before, in pairs
-        Rows rows = {{unset, unset}, {__int_as_float(0x7fc00000), __int_as_float(0x7fc00000)}, {0, 0}};
+        const float base = exponent_base(unset, consumer.to_log2);
+        Rows rows = {{unset, unset}, {base, base}, {0, 0}};
 #pragma unroll
         for (int i = 0; i < depth_v / 2; ++i) o[i] = 0;
 

@@ -873,8 +873,7 @@ static __device__ __forceinline__ void exponentials(const float (&s)[tile_k / 2]
                                                     const bool (&exact)[2], float (&part)[2]) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-        const float reference = rows->reference[half];
-        const float subtracted = exact[half] ? reference : 0, base = exact[half] ? -headroom : rows->base[half];
+        const float subtracted = exact[half] ? rows->reference[half] : 0, base = exact[half] ? -headroom : rows->base[half];
         part[half] = 0;
 #pragma unroll
         for (int j = 0; j < tile_k / 8; ++j) {
@@ -1072,7 +1071,8 @@ static __device__ __forceinline__ void consume(const LoomArgs *args, unsigned sm
         if (lane == 0) barrier_arrive(bar_q_empty(smem, buffer));
         float o[depth_v / 2];    // sum of P V: [4 * j + 2 * half + e] is row + 8 * half, column 8 * j + lane % 4 * 2 + e
         unsigned p[tile_k / 4];  // P of the tile before, in pairs
-        Rows rows = {{unset, unset}, {__int_as_float(0x7fc00000), __int_as_float(0x7fc00000)}, {0, 0}};
+        const float base = exponent_base(unset, consumer.to_log2);
+        Rows rows = {{unset, unset}, {base, base}, {0, 0}};
 #pragma unroll
         for (int i = 0; i < depth_v / 2; ++i) o[i] = 0;
 
