@@ -16,7 +16,9 @@ constexpr float headroom = 32, unit = 4294967296.0f;  // P is 1 / unit = 2^-head
 constexpr float headroom = 0, unit = 1;  // P is 1 / unit = 2^-headroom at the reference
 //@ end
 constexpr float most_p = 32768;   // larger sums of P of a thread and tile move the reference
+//@ if not capped then
 constexpr float most_exact = 4096;  // of a reference in powers of 2; above, it is subtracted before the scale multiplies
+//@ end
 constexpr float unset = -3.40282347e38f;  // reference of a row that has seen no key
 
 //@ text(arguments)
