@@ -554,7 +554,10 @@ local function tile_score_functions(unit, score)
     local fields, values = {}, {}
     for i, term in ipairs(terms) do
         fields[i] = ("    %s %s;  // %s\n"):format(C_TYPE[term.node.type], term.name, shown(expression.print(term.node)))
-        values[i] = ("terms.%s = %s;"):format(term.name, w:argument(term.node))
+        values[#values + 1] = ("terms.%s = %s;"):format(term.name, w:argument(term.node))
+        if term.node.type == "f32" then -- else a division may end up in the loop of tiles
+            values[#values + 1] = ('asm volatile("" : "+f"(terms.%s));  // made here'):format(term.name)
+        end
     end
     local lines = {"Terms terms;"}
     for _, line in ipairs(w.lines) do lines[#lines + 1] = line end
