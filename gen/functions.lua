@@ -6,7 +6,8 @@
                                        a conjunction has the keys of its part of walk range, and the class is that
                                        of the rest, see interval.bounds; with units = true
                                        the score is one for the elements of a tile, see ELEMENT_OF_TILE
-  functions.uses(problem)           -> {mask =, score = bool, walk = "range" | "classify", num_spans =, bounds =, exact_rows =, even =, one_tanh =};
+  functions.uses(problem)           -> {mask =, score = bool, walk = "range" | "classify", num_spans =, bounds =, exact_rows =, even =,
+                                       one_tanh =, capped =, at_diagonal =}; num_spans: of a range, or of bounds;
                                        bounds: of walk classify, with spans of a part of it;
                                        exact_rows: the spans of a single row are what it sees, or what that part lets it, whatever its position;
                                        even: all queries of a head see the same keys;
@@ -181,6 +182,7 @@ WRITE.f32["*"] = function(w, node, a, b)
     return w:call("f32_mul", w:argument(a), w:argument(b))
 end
 WRITE.f32["/"] = function(w, node, a, b)
+    if node.saturates then return w:call("f32_div_saturating", w:argument(a), w:argument(b)) end
     if not w.fast then return w:call("f32_div", w:argument(a), w:argument(b)) end
     if w.unit.language == "c" then return infix(w, node, "/", PRODUCT) end
     local inverse = b.op == "const" and 1 / b.value
@@ -405,30 +407,31 @@ local function array_range_function(unit, param, guards)
     for axis = 0, #param.dims - 1 do add(1, "if ((num *= i%d.hi - i%d.lo + 1) > %d) return %s;", axis, axis, interval.MOST_LOADS, any) end
     add(1, "int lo = 2147483647, hi = -2147483647 - 1;")
     local last, depth = #param.dims - 1, #param.dims
-    for axis = 0, last - 1 do
-        if unit.language == "cuda" then lines[#lines + 1] = "#pragma unroll 1" end
-        add(axis + 1, "for (int x%d = (int)i%d.lo; x%d <= (int)i%d.hi; ++x%d) {", axis, axis, axis, axis, axis)
-        indices[axis + 1] = "x" .. axis
-    end
     local function take(at, value)
         add(at, "lo = %s < lo ? %s : lo;", value, value)
         add(at, "hi = %s > hi ? %s : hi;", value, value)
     end
-    local x = "x" .. last
-    indices[last + 1] = x
-    add(depth, "int %s = (int)i%d.lo;", x, last)
+    for axis = 0, last do -- counted, since the last index may be the largest there is
+        indices[axis + 1] = axis < last and "x" .. axis or ("(int)i%d.lo + n"):format(axis)
+        add(math.min(axis + 1, depth), "const int num%d = (int)(i%d.hi - i%d.lo) + 1;", axis, axis, axis)
+        if axis < last then
+            if unit.language == "cuda" then lines[#lines + 1] = "#pragma unroll 1" end
+            add(axis + 1, "for (int n%d = 0; n%d < num%d; ++n%d) {", axis, axis, axis, axis)
+            add(axis + 2, "const int x%d = (int)i%d.lo + n%d;", axis, axis, axis)
+        end
+    end
+    add(depth, "int n = 0;")
     if unit.language == "cuda" then
         local vector, parts = table.unpack(VECTOR[param.dtype])
         local tests, offsets = {("args->p_%s_stride_%d == 1"):format(param.name, last)}, {}
         for axis = 0, last do
-            local index = axis < last and "x" .. axis or "i" .. axis .. ".lo"
-            local far = axis < last and index or "i" .. axis .. ".hi"
-            if guards[axis + 1] then tests[#tests + 1] = ("%s >= 0 && %s < (long long)%s"):format(index, far, extent(param.dims[axis + 1])) end
-            offsets[axis + 1] = axis < last and ("%s * args->p_%s_stride_%d"):format(index, param.name, axis) or x
+            local first, final = axis < last and "x" .. axis or "i" .. axis .. ".lo", axis < last and "x" .. axis or "i" .. axis .. ".hi"
+            if guards[axis + 1] then tests[#tests + 1] = ("%s >= 0 && %s < (long long)%s"):format(first, final, extent(param.dims[axis + 1])) end
+            offsets[axis + 1] = axis < last and ("x%d * args->p_%s_stride_%d"):format(axis, param.name, axis) or ("i%d.lo"):format(axis)
         end
         add(depth, "const %s *const from = (const %s *)(args->p_%s + %s);", vector, vector, param.name, table.concat(offsets, " + "))
-        add(depth, "const bool whole = %s && (size_t)from %% sizeof *from == 0;", table.concat(tests, " && "))
-        add(depth, "const int vectors = whole ? (int)(i%d.hi - i%d.lo + 1) / %d : 0;", last, last, #parts)
+        add(depth, "const bool whole = %s && (size_t)from %% sizeof *from == 0;  // side by side, inside", table.concat(tests, " && "))
+        add(depth, "const int vectors = whole ? num%d / %d : 0;", last, #parts)
         lines[#lines + 1] = "#pragma unroll 4  // reads wait together"
         add(depth, "for (int i = 0; i < vectors; ++i) {")
         add(depth + 1, "const %s v = __ldg(from + i);", vector)
@@ -436,10 +439,10 @@ local function array_range_function(unit, param, guards)
             take(depth + 1, (param.dtype == "bool" and "(v.%s != 0)" or param.dtype == "i64" and "(int)v.%s" or "v.%s"):format(part))
         end
         add(depth, "}")
-        add(depth, "%s += %d * vectors;", x, #parts)
+        add(depth, "n += %d * vectors;", #parts)
         lines[#lines + 1] = "#pragma unroll 1"
     end
-    add(depth, "for (; %s <= (int)i%d.hi; ++%s) {", x, last, x)
+    add(depth, "for (; n < num%d; ++n) {", last)
     add(depth + 1, "const int value = param_%s(args, %s);", param.name, table.concat(indices, ", "))
     take(depth + 1, "value")
     add(depth, "}")
@@ -504,12 +507,12 @@ local ELEMENT_OF_TILE = {"const LoomArgs *args", "const Work *work", "const Term
 local ELEMENT_OF_TILE_TANH = table.move(ELEMENT_OF_TILE, 1, #ELEMENT_OF_TILE, 1, {})
 ELEMENT_OF_TILE_TANH[#ELEMENT_OF_TILE_TANH + 1] = "float tanh_x"
 
--- The tanh of a score, if it has one and no other.
+-- The tanh of a score that differs between elements, if it has one and no other.
 local function only_tanh(score)
     local found, num = nil, 0
     if score then
         expression.walk(score, function(node)
-            if node.op ~= "tanh" then return end
+            if node.op ~= "tanh" or interval.uniform(node) then return end
             if not found or expression.print(found) ~= expression.print(node) then num = num + 1 end
             found = node
         end)
@@ -581,14 +584,13 @@ local function is_even(mask)
 end
 
 -- Of what is made of positions, such as a distance; not what is only read there.
-local function is_made_of_positions(score)
-    local found = false
-    if score then
-        expression.walk(score, function(node)
-            found = found or node.op == "f32" and node.args[1].type == "i32" and node.args[1].op ~= "load" and not interval.uniform(node)
-        end)
+local function is_made_of_positions(node)
+    if not node or node.op == "load" then return false end
+    if node.op == "var" then return GROWS[node.name] ~= nil end
+    for _, arg in ipairs(node.args or {}) do
+        if is_made_of_positions(arg) then return true end
     end
-    return found
+    return false
 end
 
 -- -- walk range ------------------------------------------------------------------------------------------------
@@ -804,7 +806,7 @@ function functions.uses(problem)
     end
     return {mask = problem.mask ~= nil, score = problem.score ~= nil, walk = walk.kind,
             bounds = bounds ~= nil, num_spans = spans and #spans, exact_rows = exact_rows, even = is_even(problem.mask),
-            one_tanh = only_tanh(problem.score) ~= nil, capped = problem.score ~= nil and units.cap(problem.score) ~= nil, at_diagonal = is_made_of_positions(problem.score)}
+            one_tanh = problem.score ~= nil and only_tanh(units.of(problem.score)) ~= nil, capped = problem.score ~= nil and units.cap(problem.score) ~= nil, at_diagonal = is_made_of_positions(problem.score)}
 end
 
 local STATIC = {c = "static inline", cuda = "static __device__ __forceinline__"}
@@ -823,7 +825,7 @@ function functions.text(problem, language, wanted)
     end
     if problem.score then
         if wanted and wanted.units then
-            table.move(tile_score_functions(unit, problem.score), 1, 5, #list + 1, list)
+            for _, text in ipairs(tile_score_functions(unit, problem.score)) do list[#list + 1] = text end
         else
             list[#list + 1] = element_function(unit, "The score: ", "float score", ELEMENT_SCORE, problem.score, true)
         end

@@ -96,6 +96,11 @@ float f32_exp(float x) {
     const int half = (int)n / 2;  // two steps: 2^n alone may not be a float
     return f32_mul(f32_mul(p, f32_of_bits((unsigned)(half + 127) << 23)), f32_of_bits((unsigned)((int)n - half + 127) << 23));
 }]]},
+    {"f32_div_saturating", {"f32_div"}, "a / b for b > 0, at most the largest f32 where a is finite.", cuda = [[
+float f32_div_saturating(float a, float b) {
+    const float most = 3.40282347e38f, quotient = f32_div(a, b);
+    return fabsf(a) <= most && fabsf(quotient) > most ? copysignf(most, a) : quotient;
+}]]},
     {"f32_log", {"f32_mul", "f32_div", "f32_bits", "f32_of_bits"},
      "ln x in steps that every target rounds alike; error below 1 unit in the last place.", [[
 float f32_log(float x) {

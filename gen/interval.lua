@@ -748,15 +748,23 @@ function interval.walk(mask)
     return walks[mask]
 end
 
--- A mask of walk classify that is a conjunction: the part of walk range and the rest, nil where it has not both.
-function interval.bounds(mask)
-    if not mask or mask.op ~= "&" or interval.walk(mask).kind == "range" then return nil end
+local bounds_of = setmetatable({}, {__mode = "k"})
+
+local function find_bounds(mask)
+    if mask.op ~= "&" or interval.walk(mask).kind == "range" then return {} end
     local bounds, rest
     local function both_of(a, b) return a and expression.make("&", {a, b}) or b end
     for _, arg in ipairs(mask.args) do
         if interval.walk(arg).kind == "range" and not uniform(arg) then bounds = both_of(bounds, arg) else rest = both_of(rest, arg) end
     end
-    if bounds and rest and interval.walk(bounds).kind == "range" then return bounds, rest end
+    return bounds and rest and interval.walk(bounds).kind == "range" and {bounds, rest} or {}
+end
+
+-- A mask of walk classify that is a conjunction: the part of walk range and the rest, nil where it has not both.
+function interval.bounds(mask)
+    if not mask then return nil end
+    bounds_of[mask] = bounds_of[mask] or find_bounds(mask)
+    return table.unpack(bounds_of[mask])
 end
 
 -- -- spans -----------------------------------------------------------------------------------------------------

@@ -11,8 +11,9 @@ the same on a whole tile is gathered, so that it can be computed once:
   softcap    30 tanh(s / 30)        30 times tanh(s (scale / 30))
   ALiBi      s - slope |q - k|      scale times s - (slope / scale) |q - k|
 
-Values differ from those of the text by roundings alone, as long as what is divided by the scale stays inside f32: the scale
-is 2^-64 or more (include/attnloom.h).
+Values differ from those of the text by roundings alone. The scale is from 2^-64 to 2^64 (include/attnloom.h); constants that could
+leave f32 with it stay where they are, and what a launch brings, such as slopes, saturates when it is divided by the unit, so that
+no 0 meets an infinity that the text has not.
 
 Called by functions. ]]
 
@@ -28,9 +29,11 @@ local SCALE = {op = "var", type = "f32", name = "args.scale", size = 1} -- a nam
 
 units.scale = SCALE
 
--- Whether a uniform node is above 0 whatever the launch: made of the scale and of constants.
+local MOST_FACTOR, MOST_UNIT = 2.0 ^ 20, 2.0 ^ 12
+
+-- Whether a uniform node is above 0 whatever the launch, and neither large nor small: made of the scale and of constants.
 local function is_positive(node)
-    if node.op == "const" then return node.value > 0 and node.value < math.huge end
+    if node.op == "const" then return node.value >= 1 / MOST_UNIT and node.value <= MOST_UNIT end
     if node.op == "*" or node.op == "/" then return is_positive(node.args[1]) and is_positive(node.args[2]) end
     return node == SCALE
 end
@@ -39,7 +42,12 @@ local function join(inner, unit) return unit and make("*", {inner, unit}) or inn
 
 -- node / unit, where that costs an element nothing: each term has a uniform factor. nil where one has none.
 local function divided(node, unit)
-    if uniform(node) then return make("/", {node, unit}) end
+    if uniform(node) then
+        if node.op == "const" and math.abs(node.value) > MOST_FACTOR then return nil end
+        local quotient = make("/", {node, unit})
+        quotient.saturates = true
+        return quotient
+    end
     local a, b = table.unpack(node.args or {})
     if node.op == "*" then
         local first = uniform(b) and divided(b, unit) or divided(a, unit)
@@ -56,8 +64,11 @@ end
 
 local ONE = expression.constant("f32", 1.0)
 
--- 1 / node; make computes that of a constant.
-local function inverse(node) return make("/", {ONE, node}) end
+-- 1 / node, nil where that may leave f32.
+local function inverse(node)
+    if node.op == "const" and not (math.abs(node.value) > 1e-30 and math.abs(node.value) < 1e30) then return nil end
+    return make("/", {ONE, node})
+end
 
 -- inner and unit of any node; unit may be any uniform f32 node.
 local function split(node)
@@ -66,9 +77,9 @@ local function split(node)
     local a, b = node.args[1], node.args[2]
     if node.type == "f32" then
         if node.op == "*" and uniform(a) then a, b = b, a end
-        if (node.op == "*" or node.op == "/") and uniform(b) then
+        local factor = (node.op == "*" or node.op == "/") and uniform(b) and (node.op == "*" and b or inverse(b))
+        if factor then
             local inner, unit = split(a)
-            local factor = node.op == "*" and b or inverse(b)
             return inner, unit and make("*", {unit, factor}) or factor
         elseif node.op == "+" or node.op == "-" then
             local inner_a, unit_a = split(a)
@@ -101,7 +112,8 @@ function units.cap(score)
     if tanh.op ~= "tanh" then return nil end
     local a, b = table.unpack(tanh.args[1].op == "*" and tanh.args[1].args or {})
     if b == S then a, b = b, a end
-    if a == S and is_positive(b) then return cap or ONE, b end
+    cap = cap or ONE
+    if a == S and is_positive(b) and cap.op == "const" then return cap, b end
 end
 
 return units

@@ -155,7 +155,7 @@ static __device__ __forceinline__ void push_plan(unsigned smem, Plan *plans, uns
 //@ text("static __device__ __forceinline__ void plan_tiles(const LoomArgs *args, unsigned smem, Plan *plans, Work *works" .. spans .. ") {")
     const bool leader = threadIdx.x % 32 == 0;
 //@ if not even then
-    //@ text("const Rounds rounds = rounds_of(args, " .. (walk == "range" and "keys_seen(args)" or "args->seq_k") .. ");")
+    //@ text("const Rounds rounds = rounds_of(args" .. (walk == "range" and ", keys_seen(args)" or "") .. ");")
 //@ else
     const Rounds rounds = rounds_of(args);
 //@ end
@@ -362,7 +362,7 @@ static __device__ __forceinline__ void expect_far(const Consumer *consumer) {
 // What a thread keeps of its two rows.
 typedef struct Rows {
     float reference[2];  // in units of S, or of the score: exponents of P are relative to it
-    float base[2];       // what is added to a scaled S to make an exponent of P
+    float base[2];       // the same as a part of exponents, see exponent_base
     float sum[2];        // this thread's part of the sum of P
 } Rows;
 
@@ -506,8 +506,8 @@ static __device__ __forceinline__ void score_tile(float (&s)[tile_k / 2], const 
 //@ end
 //@ local of_cap, cap = capped and ", const Cap *cap, bool near, bool hidden" or "", capped and ", cap, near, hidden" or ""
 //@ if capped then
-// What is added to a score, in powers of 2, to make an exponent of P. Where it is rounded, so is the whole row alike.
-static __device__ __forceinline__ float exponent_base(float reference, float) { return -reference - headroom; }
+// What is added to a score to make an exponent of P. Where it is rounded, so it is for the whole row.
+static __device__ __forceinline__ float exponent_base(float reference, float to_log2) { return -reference * to_log2 - headroom; }
 //@ else
 // What is added to a scaled S to make an exponent of P; NaN where that is not exact enough, so that the row's sum tells.
 static __device__ __forceinline__ float exponent_base(float reference, float to_log2) {
@@ -519,7 +519,7 @@ static __device__ __forceinline__ float exponent_base(float reference, float to_
 // Moves the references of the rows that may to their maximum in this tile, if that is larger. O is to be multiplied by
 // `rescale` where the warp is told that one moved.
 //@ text("static __device__ __forceinline__ bool move_references(const float (&s)[tile_k / 2], Rows *rows, const bool (&may_move)[2], float (&rescale)[2],")
-//@ text("                                                       float to_log2" .. (capped and ", const Cap *cap" or "") .. ") {")
+//@ text("                                                       float to_log2" .. (capped and ", const Cap *cap, bool hidden" or "") .. ") {")
     bool moved = false;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -529,7 +529,7 @@ static __device__ __forceinline__ float exponent_base(float reference, float to_
         highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, 1));
         highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, 2));
 //@ if capped then
-        if (highest > __int_as_float(0xff800000)) highest = any_exponent(cap, highest, 0);
+        if (!hidden || highest > __int_as_float(0xff800000)) highest = any_exponent(cap, highest, 0);
 //@ end
         const float before = rows->reference[half];
         const bool moves = may_move[half] && highest > before;
@@ -597,7 +597,7 @@ static __device__ __forceinline__ bool any_of_row(bool condition) {
 //@ text("static __device__ __forceinline__ void settle(float (&o)[depth_v / 2], float (&s)[tile_k / 2], unsigned (&p)[tile_k / 4], Rows *rows,")
 //@ text("                                              float to_log2, bool moves, bool (&may_move)[2], float (&part)[2]" .. of_cap .. ") {")
 //@ if capped then
-    unsigned bits;
+    unsigned bits = 0;  // not asked for
 //@ end
 #pragma unroll 1  // the compiler is to see the exponentials once
     for (;;) {
@@ -605,7 +605,7 @@ static __device__ __forceinline__ bool any_of_row(bool condition) {
         renew(s);
 //@ end
         float rescale[2];
-        //@ text("if (moves && move_references(s, rows, may_move, rescale, to_log2" .. (capped and ", cap" or "") .. ")) rescale_o(o, rescale);")
+        //@ text("if (moves && move_references(s, rows, may_move, rescale, to_log2" .. (capped and ", cap, hidden" or "") .. ")) rescale_o(o, rescale);")
         //@ text("exponentials(s, p, rows" .. (capped and cap .. ", part, &bits" or ", to_log2, may_move, part") .. ");")
         const bool over[2] = {!(part[0] < most_p), !(part[1] < most_p)};
         if (moves || !__any_sync(~0u, over[0] || over[1])) break;

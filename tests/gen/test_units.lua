@@ -33,6 +33,9 @@ function tests.what_is_the_same_is_gathered()
     expect("s * c", "s * (args.scale * c)", "1")                 -- c may be below 0: the largest s may be the least
     expect("c * tanh(s / c)", "tanh(s * (args.scale * (1.0 / c))) * c", "1")
     expect("s + bias[k]", "s * args.scale + bias[k]", "1")       -- a division an element
+    expect("s - 1e38 * f32(k > q)", "s * args.scale - 1e+38 * f32(q < k)", "1") -- 1e38 / scale is none
+    expect("s * 1e-35 + f32(k)", "s * (1e-35 * args.scale) + f32(k)", "1")
+    expect("s / 1e-39", "s * args.scale / 1e-39", "1")
     expect("5 - s", "5.0 - s * args.scale", "1")
     expect("2 * tanh(s) + 2 * s", "2.0 / (2.0 * args.scale) * tanh(s * args.scale) + s", "2.0 * args.scale")
     expect("exp(s) * 3", "exp(s * args.scale)", "3.0")

@@ -99,8 +99,7 @@ static __device__ __forceinline__ Rounds rounds_of(const LoomArgs *args, int see
     const int heads = args->batch * args->heads_q, tiles = (args->seq_q + tile_q - 1) / tile_q;
     Rounds rounds;
     const bool wide = depth_qk + depth_v > 256;
-    const int rounds_of_list = !wide && tiles >= 16 ? 4 : wide && tiles <= 4 ? 1 : 2;
-    const int about = rounds_of_list * min(max(args->seq_k / max(seen, 1), 1), 1024);
+    const int about = (!wide && tiles >= 16 ? 4 : wide && tiles <= 4 ? 1 : 2) * min(max(args->seq_k / max(seen, 1), 1), 1024);
     rounds.list_heads = min(max((int)(about * gridDim.x) / tiles, 1), heads);
     rounds.of_list = ((unsigned)(rounds.list_heads * tiles) + gridDim.x - 1) / gridDim.x;
     rounds.count = rounds.of_list * (((unsigned)heads + rounds.list_heads - 1) / rounds.list_heads);
@@ -775,7 +774,7 @@ static __device__ __forceinline__ float score_unit(const LoomArgs *args) { retur
 // What a thread keeps of its two rows.
 typedef struct Rows {
     float reference[2];  // in units of S, or of the score: exponents of P are relative to it
-    float base[2];       // what is added to a scaled S to make an exponent of P
+    float base[2];       // the same as a part of exponents, see exponent_base
     float sum[2];        // this thread's part of the sum of P
 } Rows;
 

@@ -3,26 +3,27 @@
 typedef struct Cap {
     float most, to_exponent;  // the cap in powers of 2; what makes log2(e^2x) of S, where tanh is taken of x
     float square;            // power of 2: an element is near where S^2 < square
-    unsigned limit;          // of the bits of S^2 + square there
+    unsigned limit;          // bits of S^2 + square are below it there
     float odd_1, odd_3, odd_5;  // value = S (odd_1 + w (odd_3 + w odd_5)), w = S^2 + square
 } Cap;
 
-// Minimax polynomial for |x| < 0.27: absolute error 2^-23.5 of tanh x.
+// Minimax polynomial for |x| < 0.27: absolute error 2^-23.5 of tanh x, of a score 2^-23.5 times the cap.
 static __device__ __forceinline__ Cap cap_of(const LoomArgs *args) {
     constexpr float near = 0.27f, c1 = 0.99999785f, c3 = -0.33309523f, c5 = 0.12670795f;
     Cap cap;
     const float factor = score_factor(args);
     cap.most = score_cap(args) * log2_e;
     cap.to_exponent = 2 * log2_e * factor;
-    const bool usual = fabsf(log2_approx(factor)) < 24;  // else powers of the factor might leave f32: nothing is near
-    const float x = usual ? factor : 1, x2 = x * x, c = cap.most * x;
+    const float x2 = factor * factor, c = cap.most * factor, highest = c5 * c * x2 * x2;
     const float square = __int_as_float(__float_as_int(near * near / x2) & 0x7f800000);
+    // Where powers of the factor leave f32, as at a scale of 2^-40, nothing is near.
+    const bool fits = highest > 1e-36f && highest < 1e36f && c < 1e36f && square > 1e-36f && square < 1e36f;
     // An instruction takes one operand from a uniform register.
     cap.square = uniform_float(square);
-    cap.limit = usual ? __float_as_uint(2 * square) : 0;
-    cap.odd_5 = uniform_float(c5 * c * x2 * x2);
-    cap.odd_3 = c3 * c * x2 - 2 * c5 * c * x2 * x2 * square;
-    cap.odd_1 = uniform_float(c1 * c - c3 * c * x2 * square + c5 * c * x2 * x2 * square * square);
+    cap.limit = fits ? __float_as_uint(2 * square) : 0;
+    cap.odd_5 = uniform_float(highest);
+    cap.odd_3 = c3 * c * x2 - 2 * highest * square;
+    cap.odd_1 = uniform_float(c1 * c - c3 * c * x2 * square + highest * square * square);
     return cap;
 }
 

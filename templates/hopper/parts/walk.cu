@@ -2,8 +2,8 @@
 //@ -- A score made of positions is most often largest where they meet, as ALiBi: a walk that begins there need not move references.
 //@ local from_diagonal = one_span and at_diagonal
 //@ if from_diagonal then
-// Which tiles of keys a work visits: from the one that has the position of its last query back to the first, then the others
-// from the last back. Always in this order, so that a row's bits are its own.
+// Which tiles of keys a work visits: from the one that has the position of the last query of its tile back to the first, then the
+// others from the last back. A row's bits depend on its place in the tile, not on other rows.
 //@ else
 // Which tiles of keys a work visits, from the last back: always in this order, so that a row's bits are its own. Under a
 // causal mask the one tile that it cuts comes first, where there is no product under way that it would have to wait for.
@@ -82,7 +82,7 @@ static __device__ __forceinline__ void walk_classify(const LoomArgs *args, const
             what = rest < 2 ? rest : what == 2 ? 2 : 3;
         }
 //@     else
-        if (tile >= 0 && row <= row_end) {
+        if (tile >= 0) {
             what = tile_class(args, work, work->q_start + row, work->q_start + row_end, work->k_start + first, work->k_start + last);
             if (what == 2 && first + tile_k > work->seq_k) what = 1;
         }
@@ -126,7 +126,7 @@ static __device__ __forceinline__ Walk walk_begin(const LoomArgs *args, const Wo
 //@ if from_diagonal then
     walk.last = walk.tile;
     walk.left = walk.last - walk.first + 1;
-    const long long diagonal = (long long)work->q_start + min((work->tile + 1) * tile_q, work->seq_q) - 1 - work->k_start;
+    const long long diagonal = (long long)work->q_start + (work->tile + 1) * (long long)tile_q - 1 - work->k_start;
     walk.tile = (int)min(max(diagonal < 0 ? 0 : diagonal / tile_k, (long long)walk.first), (long long)walk.last);
 //@ end
     walk.full_lo = __reduce_max_sync(~0u, of_lane.inner_lo);

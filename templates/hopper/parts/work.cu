@@ -15,17 +15,20 @@ typedef struct Rounds {
     int list_heads;  // heads of one
 } Rounds;
 
+//@ if walk == "range" then
 // `seen`: keys that a query sees, at most.
 static __device__ __forceinline__ Rounds rounds_of(const LoomArgs *args, int seen) {
+//@ else
+static __device__ __forceinline__ Rounds rounds_of(const LoomArgs *args) {
+//@ end
     const int heads = args->batch * args->heads_q, tiles = (args->seq_q + tile_q - 1) / tile_q;
     Rounds rounds;
 //@     if walk == "range" then
     const bool wide = depth_qk + depth_v > 256;
-    const int rounds_of_list = !wide && tiles >= 16 ? 4 : wide && tiles <= 4 ? 1 : 2;
+    const int about = (!wide && tiles >= 16 ? 4 : wide && tiles <= 4 ? 1 : 2) * min(max(args->seq_k / max(seen, 1), 1), 1024);
 //@     else
-    const int rounds_of_list = 1;
+    const int about = 1;
 //@     end
-    const int about = rounds_of_list * min(max(args->seq_k / max(seen, 1), 1), 1024);
     rounds.list_heads = min(max((int)(about * gridDim.x) / tiles, 1), heads);
     rounds.of_list = ((unsigned)(rounds.list_heads * tiles) + gridDim.x - 1) / gridDim.x;
     rounds.count = rounds.of_list * (((unsigned)heads + rounds.list_heads - 1) / rounds.list_heads);
