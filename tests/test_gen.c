@@ -17,7 +17,7 @@
 
 #include "attnloom.h"
 
-static const char *const FILES[] = {"expression", "problem", "interval", "functions", "units", "schedule", "plan", "wgmma"};
+static const char *const FILES[] = {"expression", "problem", "interval", "functions", "forms", "units", "schedule", "plan", "wgmma"};
 
 enum { MAX_TESTS = 200, NAME_BYTES = 96 };
 

@@ -148,6 +148,22 @@ static const char *const bodies[] = {
     "score={sqrt(s * s + 1.0) / (1.0 + g[k])} params={g: f16[seq_k]}",
     "score={k % 5 == 0 ? -inf : s} mask={causal}",
     "score={floor(s * 2.0) + s}",
+    /* further forms */
+    "mask={chunked(24)}",
+    "mask={dilated(3, 4)}",
+    "mask={strided(16)}",
+    "mask={fixed(16, 2)}",
+    "mask={streaming(4, 20)}",
+    "mask={longformer(9, 2)}",
+    "mask={bigbird(0, 1, 1, 7)}",
+    "mask={butterfly(16)}",
+    "mask={vertical_slash(of_key, of_distance)} params={of_key: bool[seq_k], of_distance: bool[seq_k]}",
+    "mask={tree(enter, leave)} params={enter: i32[seq_k], leave: i32[seq_k]}",
+    "mask={neighborhood_2d(8, 2)}",
+    "mask={neighborhood_3d(4, 5, 1, 2)}",
+    "score={relative(bias, 20)} params={bias: f32[heads_q, 41]}",
+    "score={t5(bias)} params={bias: f16[heads_q, 32]}",
+    "mask={causal} score={t5_causal(bias)} params={bias: f32[heads_q, 32]}",
 };
 
 /* The text of row i; on the host every dtype in turn. */
@@ -169,7 +185,7 @@ static void sweep_bodies(size_t from, size_t to, int num_shapes) {
     }
 }
 
-enum { FIRST_CLASSIFY = 16, FIRST_SCORE = 29 };
+enum { FIRST_CLASSIFY = 16, FIRST_SCORE = 29, FIRST_FORM = 43 };
 
 static void range_masks(void **state) {
     (void)state;
@@ -185,7 +201,13 @@ static void classified_masks(void **state) {
 
 static void scores(void **state) {
     (void)state;
-    sweep_bodies(FIRST_SCORE, COUNT(bodies), 3);
+    assert_string_equal(bodies[FIRST_FORM], "mask={chunked(24)}");
+    sweep_bodies(FIRST_SCORE, FIRST_FORM, 3);
+}
+
+static void named_forms(void **state) {
+    (void)state;
+    sweep_bodies(FIRST_FORM, COUNT(bodies), 2);
 }
 
 static void all_bodies_longer(void **state) {
@@ -379,6 +401,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(range_masks),
         cmocka_unit_test(classified_masks),
         cmocka_unit_test(scores),
+        cmocka_unit_test(named_forms),
         cmocka_unit_test(starts),
         cmocka_unit_test(every_offset),
         cmocka_unit_test(scales),
