@@ -13,17 +13,17 @@ local why = {}
 
 local MOST_ROWS, MOST_TILES = 4096, 200000 -- counted of a shape, evenly spread; the text says when it is not all
 
-local function walk_text(problem)
-    local walk = interval.walk(problem.mask)
+local function walk_text(problem, target)
+    local walk, bounds = interval.walk(problem.mask), target == "hopper" and interval.bounds(problem.mask)
     if not problem.mask then return "walk range: no mask, every tile is full but for the last" end
     if walk.kind == "range" then
         return ("walk range: %d span(s) of tiles for each row of tiles"):format(#walk.spans)
     end
-    return ("walk classify: %s"):format(walk.reason)
+    return ("walk classify%s: %s"):format(bounds and (" inside the spans of `%s`"):format(expression.print(bounds)) or "", walk.reason)
 end
 
 function why.choice(plan, only)
-    local lines = {"problem  " .. plan.problem.text, ("target   %s on %s"):format(plan.target, plan.arch.name), walk_text(plan.problem)}
+    local lines = {"problem  " .. plan.problem.text, ("target   %s on %s"):format(plan.target, plan.arch.name), walk_text(plan.problem, plan.target)}
     for _, pass in ipairs(plan.passes) do
         local shown = not only or pass.name == only
         if shown then

@@ -134,6 +134,14 @@ function tests.hopper_variants()
 end
 
 -- The schedule of windows is for queries that see few keys, whichever of them.
+function tests.why_names_the_bounds_of_a_walk()
+    local request = {problem = "bf16 d=64 mask={causal & document(ids)} params={ids: i32[seq_k]}", arch = "sm_90"}
+    for target, wanted in pairs {hopper = "walk classify inside the spans of `k <= q`: `ids", mma = "walk classify: `ids"} do
+        request.target = target
+        assert(assert(main.why(request)):find(wanted, 1, true), target)
+    end
+end
+
 function tests.windows_have_a_schedule()
     for mask, narrow in pairs {["causal & window(1023, 0)"] = true, ["k == q"] = true, ["causal"] = false, ["q <= k"] = false,
                                ["causal & window(5000, 0)"] = false} do
