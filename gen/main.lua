@@ -7,6 +7,7 @@ runtime provides). Everything it returns is a plain table or text.
   main.candidates(request) -> {{text=, cost=}, ...} of request.pass: the schedules that are not rejected, cheapest first, or
                          nil, error
   main.why(request)    -> text for people, or nil, error
+  main.show(request), main.show_svg(request) -> a picture of the mask in characters, or as SVG, or nil, error
   main.standalone(request) -> one .cu with the kernels of a pass, a launcher and a self-check, or nil, error
 
   request: {problem=, target=, arch=, schedule=, schedule_backward=, hint=, alignment=, shape=, pass=,
@@ -22,6 +23,7 @@ local expression = require "expression"
 local kernel = require "kernel"
 local problem_text = require "problem"
 local schedule = require "schedule"
+local show = require "show"
 local why = require "why"
 
 local main = {version = "0.1"}
@@ -203,20 +205,40 @@ function main.candidates(request)
     return list
 end
 
-function main.why(request)
-    local plan, message = make_plan(request)
-    if not plan then return nil, message end
-    if request.pass == "backward" and not plan.problem.backward then
-        return fail("INVALID", "pass", "the problem has no backward pass: it lacks the word 'backward'")
-    end
+-- The shape of a request; error where its lengths leave i32.
+local function shape_of(request)
     local shape = request.shape or request.hint
     for _, name in ipairs(shape and {"seq_q", "seq_k"} or {}) do
         if shape[name] > MOST_SEQ then
             return fail("INVALID", "shape." .. name, "%s is %d, the limit is %d", name, shape[name], MOST_SEQ)
         end
     end
+    return shape
+end
+
+function main.why(request)
+    local plan, message = make_plan(request)
+    if not plan then return nil, message end
+    if request.pass == "backward" and not plan.problem.backward then
+        return fail("INVALID", "pass", "the problem has no backward pass: it lacks the word 'backward'")
+    end
+    local shape
+    shape, message = shape_of(request)
+    if message then return nil, message end
     return why.text(plan, shape, request.pass)
 end
+
+local function shown(request, draw)
+    local plan, message = make_plan(request)
+    if not plan then return nil, message end
+    local shape
+    shape, message = shape_of(request)
+    if message then return nil, message end
+    return draw(plan, shape)
+end
+
+function main.show(request) return shown(request, show.text) end
+function main.show_svg(request) return shown(request, show.svg) end
 
 function main.standalone(request)
     local plan, message = make_plan(request)

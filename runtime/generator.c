@@ -805,6 +805,11 @@ loom_status loom__generator_standalone(loom_context *context, const loom__reques
     return run_text(context, "standalone", request, pass, arena, text, error);
 }
 
+loom_status loom__generator_show(loom_context *context, const loom__request *request, bool svg,
+                                 loom__arena *arena, const char **text, loom_error *error) {
+    return run_text(context, svg ? "show_svg" : "show", request, LOOM_FORWARD, arena, text, error);
+}
+
 loom_status loom__generator_why(loom_context *context, const loom__request *request, loom_pass pass,
                                 loom__arena *arena, const char **text, loom_error *error) {
     return run_text(context, "why", request, pass, arena, text, error);

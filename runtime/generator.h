@@ -105,6 +105,9 @@ loom_status loom__generator_candidates(loom_context *context, const loom__reques
 /* One self-contained .cu with the pass's kernels, a launcher and a self-check. */
 loom_status loom__generator_standalone(loom_context *context, const loom__request *request, loom_pass pass,
                                        loom__arena *arena, const char **text, loom_error *error);
+/* A picture of the mask at request->hint as the shape, in characters (UTF-8) or as SVG. */
+loom_status loom__generator_show(loom_context *context, const loom__request *request, bool svg,
+                                 loom__arena *arena, const char **text, loom_error *error);
 /* Candidates, choice and reasons of a pass; counts tiles of request->hint as the shape. */
 loom_status loom__generator_why(loom_context *context, const loom__request *request, loom_pass pass,
                                 loom__arena *arena, const char **text, loom_error *error);

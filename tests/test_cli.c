@@ -108,7 +108,7 @@ static void expect_text(const char *text, const char *part) {
 
 /* -- Help and errors ------------------------------------------------------------------------------------ */
 
-static const char *const COMMANDS[] = {"emit", "why", "run", "check", "compile", "bench", "cache", "info"};
+static const char *const COMMANDS[] = {"emit", "why", "show", "run", "check", "compile", "bench", "cache", "info"};
 
 static void help_is_printed(void **state) {
     (void)state;
@@ -294,6 +294,23 @@ static void emit_writes_a_file(void **state) {
     assert_string_equal(read_file(path), printed.out);
     got = expect(RUN("emit", "bf16 d=64 causal", "-o", wrong), 1);
     expect_text(got.err, "cannot be written");
+}
+
+static void show_draws_masks(void **state) {
+    (void)state;
+    outcome got = expect(RUN("show", "bf16 d=64 causal", "--shape", "batch=1 heads=1 seq=4"), 0);
+    expect_text(got.out, "\n█▄  \n███▄\n");
+    got = expect(RUN("show", "bf16 d=128 causal", "--shape", "seq=512", "--schedule", "tile=128x128"), 0);
+    expect_text(got.out, "\n▒···\n█▒··\n██▒·\n███▒\n");
+    expect_text(got.out, "visited 10 of 16 (full 6, partial 4), 62.5 % of those of a dense mask");
+    got = expect(RUN("show", "bf16 d=64 mask={document(ids)} params={ids: i32[seq_k]}", "--shape", "seq=2"), 0);
+    expect_text(got.out, "\n▒▒\n▒▒\n");
+    expect_text(got.out, "depends on params");
+    got = expect(RUN("show", "bf16 d=64 causal", "--shape", "seq=3", "--svg"), 0);
+    expect_text(got.out, "<svg xmlns");
+    expect_text(got.out, "<rect x=\"0\" y=\"16\" width=\"24\" height=\"8\" fill=");
+    got = expect(RUN("show", "bf16 d=64 causal", "--shape", "seq=2000000000"), 1);
+    expect_text(got.err, "shape.seq_q");
 }
 
 static void why_tells_tiles(void **state) {
@@ -888,6 +905,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(emitted_text_is_golden),
         cmocka_unit_test(second_emit_is_equal),
         cmocka_unit_test(emit_writes_a_file),
+        cmocka_unit_test(show_draws_masks),
         cmocka_unit_test(why_tells_tiles),
         cmocka_unit_test(npy_headers_are_checked),
         cmocka_unit_test(npy_survives_damage),

@@ -26,6 +26,7 @@ static const struct {
      "print the source of a kernel; --standalone ejects it as one .cu that nvcc builds"},
     {"why", loom__cli_why,
      "list the schedules considered, the choice and the reasons, and the tiles of a shape"},
+    {"show", loom__cli_show, "draw the mask of a problem in the terminal, or as SVG, with the tiles it visits"},
     {"run", loom__cli_run, "compute attention of .npy files on the GPU or the CPU"},
     {"check", loom__cli_check, "compare kernels on random inputs with a float64 reference"},
     {"compile", loom__cli_compile, "compile to a binary for any GPU, without a GPU"},

@@ -200,6 +200,7 @@ int loom__cli_main(int argc, char **argv);
 
 int loom__cli_emit(int argc, char **argv);
 int loom__cli_why(int argc, char **argv);
+int loom__cli_show(int argc, char **argv);
 int loom__cli_run(int argc, char **argv);
 int loom__cli_check(int argc, char **argv);
 int loom__cli_compile(int argc, char **argv);

@@ -1,4 +1,4 @@
-/* emit.c - `attnloom emit` and `attnloom why`: texts of the generator. Neither needs a GPU nor a compiler. */
+/* emit.c - `attnloom emit`, `why` and `show`: texts of the generator. None needs a GPU or a compiler. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,7 +9,7 @@
 
 typedef struct values {
     loom__cli_common common;
-    bool standalone;
+    bool standalone, svg;
     const char *kernel, *variant, *out;
 } values;
 
@@ -67,6 +67,30 @@ static const loom__cli_command WHY = {
         "  attnloom why \"fp16 d=64 mask={causal & window(255, 0)}\" --arch sm_86 --shape \"seq=1:8192\"\n",
     .options = WHY_OPTIONS,
     .num_options = sizeof WHY_OPTIONS / sizeof WHY_OPTIONS[0],
+};
+
+static const loom__cli_option SHOW_OPTIONS[] = {
+    LOOM__CLI_ROW_SHAPE,
+    {"--svg", NULL, LOOM__CLI_FLAG, offsetof(values, svg), "draw an SVG file instead of characters"},
+    {"-o", "FILE", LOOM__CLI_TEXT, offsetof(values, out), "write to FILE instead of stdout"},
+    LOOM__CLI_ROW_TARGET,
+    LOOM__CLI_ROW_ARCH,
+    LOOM__CLI_ROW_SCHEDULE,
+};
+
+static const loom__cli_command SHOW = {
+    .name = "show",
+    .operands = "PROBLEM",
+    .min_operands = 1,
+    .max_operands = 1,
+    .text = "Draws which keys the queries of the first head see: element by element up to 64 positions, beyond as classes "
+            "of tiles, and says how many of them are visited. What depends on params is drawn as seen in part.",
+    .examples =
+        "  attnloom show \"bf16 d=64 mask={longformer(6, 2)}\" --shape \"seq=48\"\n"
+        "  attnloom show \"bf16 d=128 mask={bigbird(1, 1, 3, 7)}\" --shape \"seq=16384\"\n"
+        "  attnloom show \"bf16 d=64 mask={butterfly(64)}\" --shape \"seq=4096\" --svg -o butterfly.svg\n",
+    .options = SHOW_OPTIONS,
+    .num_options = sizeof SHOW_OPTIONS / sizeof SHOW_OPTIONS[0],
 };
 
 /* What is asked of the generator; device facts only where a device was named. */
@@ -132,6 +156,13 @@ static loom_status kernel_texts(loom_context *context, const loom__request *requ
     return LOOM_OK;
 }
 
+/* To the file that is asked for, or to stdout. */
+static loom_status put(const values *v, const char *text, loom_error *error) {
+    if (v->out) return loom__cli_write_file(v->out, text, strlen(text), error);
+    fputs(text, stdout);
+    return LOOM_OK;
+}
+
 static loom_status emit(loom_context *context, const values *v, const char *problem, loom__arena *arena,
                         loom_error *error) {
     loom__request request;
@@ -143,9 +174,16 @@ static loom_status emit(loom_context *context, const values *v, const char *prob
                                                      &text, error));
     else
         LOOM_TRY(context, kernel_texts(context, &request, v, arena, &text, error));
-    if (v->out) return loom__cli_write_file(v->out, text, strlen(text), error);
-    fputs(text, stdout);
-    return LOOM_OK;
+    return put(v, text, error);
+}
+
+static loom_status show(loom_context *context, const values *v, const char *problem, loom__arena *arena,
+                        loom_error *error) {
+    loom__request request;
+    const char *text = NULL;
+    LOOM_TRY(context, make_request(context, &v->common, problem, &request, error));
+    LOOM_TRY(context, loom__generator_show(context, &request, v->svg, arena, &text, error));
+    return put(v, text, error);
 }
 
 static loom_status why(loom_context *context, const values *v, const char *problem, loom__arena *arena,
@@ -182,5 +220,7 @@ static int run_text(const loom__cli_command *command, int argc, char **argv,
 }
 
 int loom__cli_emit(int argc, char **argv) { return run_text(&EMIT, argc, argv, emit); }
+
+int loom__cli_show(int argc, char **argv) { return run_text(&SHOW, argc, argv, show); }
 
 int loom__cli_why(int argc, char **argv) { return run_text(&WHY, argc, argv, why); }
