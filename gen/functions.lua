@@ -736,7 +736,41 @@ end
 
 local MAX_LINE = 60 -- longer interval text becomes a local
 
-local function tile_class_function(unit, mask, ranges)
+-- Lines of a class by blocks: of `part`, from one element of each block of the tile, where these are few.
+local function block_lines(part, call, others)
+    local lines, num = {}, {}
+    local function add(depth, format, ...) lines[#lines + 1] = (" "):rep(4 * depth) .. format:format(...) end
+    local blocks, position = interval.blocks(part), {}
+    for _, side in ipairs {"q", "k"} do
+        local of = blocks[side]
+        position[side] = side .. "_lo"
+        if of then
+            local start = (of.name == "row" or of.name == "col") and (" - work->%s_start"):format(side) or ""
+            add(0, "const int %s_first = i32_div(%s_lo%s, %d), %s_last = i32_div(%s_hi%s, %d);", side, side, start, of.size, side, side, start, of.size)
+            num[#num + 1] = ("(%s_last - %s_first + 1LL)"):format(side, side)
+            local corner = ("%s_block * %d"):format(side, of.size) .. (start ~= "" and (" + work->%s_start"):format(side) or "")
+            position[side] = ("(%s_block == %s_first ? %s_lo : %s)"):format(side, side, side, corner)
+        end
+    end
+    add(0, "if (%s <= %d) {  // in blocks, which are seen as a whole", table.concat(num, " * "), interval.MOST_BLOCKS)
+    add(1, "bool some = false, all = true;")
+    local depth = 1
+    for _, side in ipairs {"q", "k"} do
+        if blocks[side] then
+            add(depth, "for (int %s_block = %s_first; %s_block <= %s_last; ++%s_block) {", side, side, side, side, side)
+            depth = depth + 1
+        end
+    end
+    add(depth, "const bool seen = %s(args, work, %s, %s);", call, position.q, position.k)
+    add(depth, "some = some || seen;")
+    add(depth, "all = all && seen;")
+    for at = depth - 1, 1, -1 do add(at, "}") end
+    add(1, "return %s;", others:format("all ? 2 : some ? 1 : 0"))
+    add(0, "}")
+    return lines
+end
+
+local function tile_class_function(unit, mask, ranges, seen)
     local w = writer(unit, false)
     local used = {}
     local num_locals = 0
@@ -760,7 +794,7 @@ local function tile_class_function(unit, mask, ranges)
         end
         return hold(name:sub(1, 2), ("%s(%s)"):format(name, table.concat(list, ", ")))
     end
-    local text = interval.describe(mask, {
+    local backend = {
         op = operation,
         const = function(lo, hi)
             unit:need("iv")
@@ -781,7 +815,21 @@ local function tile_class_function(unit, mask, ranges)
             loads[text] = loads[text] or define("iv", text) -- loops: each once
             return loads[text]
         end,
-    })
+    }
+    local part, rest = interval.block_part(mask)
+    if part and ranges then
+        unit:need("i32_div")
+        local others = "%s"
+        if rest then
+            unit:need("cl_and")
+            local text = interval.describe(rest, backend) -- which adds lines
+            w.lines[#w.lines + 1] = ("const int others = %s;"):format(text)
+            w.lines[#w.lines + 1] = "if (others == 0) return 0;"
+            others = "cl_and(others, %s)"
+        end
+        for _, line in ipairs(block_lines(part, seen(part), others)) do w.lines[#w.lines + 1] = line end
+    end
+    local text = interval.describe(mask, backend)
     local lines = {}
     if used.q then lines[#lines + 1] = "const Iv q = iv(q_lo, q_hi);" end
     if used.k then lines[#lines + 1] = "const Iv k = iv(k_lo, k_hi);" end
@@ -844,7 +892,13 @@ function functions.text(problem, language, wanted)
             list[#list + 1] = range_function(unit, walk.spans, "queries")
         end
     elseif not wanted or wanted.keys or wanted.queries then
-        list[#list + 1] = tile_class_function(unit, rest or problem.mask, (not wanted or wanted.arrays) and ranges)
+        local function seen(part)
+            if part == problem.mask then return "visible" end
+            list[#list + 1] = element_function(unit, "Whether query q sees key k by what is made of blocks: ", "bool visible_by_blocks", ELEMENT, part, false)
+            return "visible_by_blocks"
+        end
+        local text = tile_class_function(unit, rest or problem.mask, (not wanted or wanted.arrays) and ranges, seen)
+        list[#list + 1] = text
     end
     local arrays = array_functions(unit, problem, nodes, ranges)
 

@@ -535,12 +535,89 @@ end
 
 local CLASS = {[0] = "empty", "partial", "full"}
 
-function interval.class(mask, box, env)
+-- -- blocks ----------------------------------------------------------------------------------------------------
+
+interval.MOST_BLOCKS = 64 -- of a tile, one value of the mask each; where there are more, intervals must do
+
+local SIDE = {q = "q", row = "q", k = "k", col = "k"}
+local blocks_of = setmetatable({}, {__mode = "k"})
+
+local function find_blocks(mask)
+    local found = {}
+    local function visit(node)
+        local variable, size = node.args and node.args[1], node.args and node.args[2]
+        if node.op == "/" and variable.op == "var" and SIDE[variable.name] and size.op == "const" and size.value > 1 then
+            local side = SIDE[variable.name]
+            if found[side] and (found[side].name ~= variable.name or found[side].size ~= size.value) then return false end
+            found[side] = {name = variable.name, size = size.value}
+            return true
+        end
+        if node.op == "var" and TILE_VARIABLES[node.name] then return false end
+        for _, arg in ipairs(node.args or {}) do
+            if not visit(arg) then return false end
+        end
+        return true
+    end
+    return mask and visit(mask) and (found.q or found.k) and found or false
+end
+
+-- {q = {name =, size =}, k =}: the mask is the same in blocks of so many positions, `name` being q or row, k or col; a side on which
+-- it does not depend is nil. nil where it is not made of blocks.
+function interval.blocks(mask)
+    if not mask then return nil end
+    if blocks_of[mask] == nil then blocks_of[mask] = find_blocks(mask) end
+    return blocks_of[mask] or nil
+end
+
+local block_parts = setmetatable({}, {__mode = "k"})
+
+-- The part of a mask that is made of blocks, of its conjuncts those that agree in the blocks, and the rest; either may be nil.
+function interval.block_part(mask)
+    if not mask then return nil end
+    if not block_parts[mask] then
+        local part, rest
+        for _, arg in ipairs(mask.op == "&" and mask.args or {mask}) do
+            local with = interval.blocks(arg) and (part and expression.make("&", {part, arg}) or arg)
+            if with and interval.blocks(with) then part = with else rest = rest and expression.make("&", {rest, arg}) or arg end
+        end
+        block_parts[mask] = {part, rest}
+    end
+    return block_parts[mask][1], block_parts[mask][2]
+end
+
+-- The class of a box by one element of each block that it meets; nil where there are too many.
+local function class_of_blocks(mask, blocks, boxes, values)
+    local sides, num = {}, 1
+    for i, side in ipairs {"q", "k"} do
+        local of = blocks[side]
+        local lo, hi = table.unpack(of and boxes[of.name] or {0, 0})
+        sides[i] = {name = of and of.name, lo = lo, size = of and of.size or 1, first = lo // (of and of.size or 1), last = hi // (of and of.size or 1)}
+        num = num * (sides[i].last - sides[i].first + 1)
+    end
+    if num > interval.MOST_BLOCKS then return nil end
+    local some, all, unknown = false, true, false
+    local element = setmetatable({}, {__index = values})
+    for i = sides[1].first, sides[1].last do
+        for j = sides[2].first, sides[2].last do
+            if sides[1].name then element[sides[1].name] = math.max(i * sides[1].size, sides[1].lo) end
+            if sides[2].name then element[sides[2].name] = math.max(j * sides[2].size, sides[2].lo) end
+            local seen = expression.evaluate(mask, element)
+            if is_unknown(seen) then unknown = true else some, all = some or seen, all and seen end
+        end
+    end
+    if unknown then return 1 end
+    return all and 2 or some and 1 or 0
+end
+
+local function class_number(mask, box, env)
     local values = environment(box, env)
     local boxes = {q = {box.q_lo, box.q_hi}, k = {box.k_lo, box.k_hi},
                    row = {box.q_lo - box.q_start, box.q_hi - box.q_start},
                    col = {box.k_lo - box.k_start, box.k_hi - box.k_start}}
-    return CLASS[interval.describe(mask, {
+    local part, rest = interval.block_part(mask)
+    local class = part and class_of_blocks(part, interval.blocks(part), boxes, values)
+    if class then return math.min(class, rest and class_number(rest, box, env) or 2) end
+    return interval.describe(mask, {
         op = apply,
         const = function(lo, hi) return {lo, hi} end,
         var = function(name) return boxes[name] or RANGE[name] end,
@@ -551,8 +628,10 @@ function interval.class(mask, box, env)
             return {value, value}
         end,
         load = function(node, indices) return hull_of_loads(values.load, node, indices) end,
-    })]
+    })
 end
+
+function interval.class(mask, box, env) return CLASS[class_number(mask, box, env)] end
 
 -- -- disjunctive form ------------------------------------------------------------------------------------------
 

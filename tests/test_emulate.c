@@ -387,6 +387,9 @@ static const kernel KERNELS[] = {
     {"bf16 d=64 mask={k <= q + n & (q + 3 * k) % 5 != 0} params={n: i32}",
      "tile=128x64 stages=2 q_buffers=1 q_registers=0 p_sets=1 ping_pong=1",
      {RUN(1, 2, 1, 200, 300, 2, 6, .num_not_finite = 9)}},
+    {"bf16 d=64 mask={causal & blk[b, h, row / 48, col / 16]} params={blk: bool[batch, heads_q, ceil(seq_q/48), ceil(seq_k/16)]}",
+     "tile=128x64 stages=2 q_buffers=1 q_registers=0 p_sets=1 ping_pong=1",
+     {RUN(1, 2, 1, 200, 260, 2, 7, .num_not_finite = 9)}},
     /* Indices up to the largest there is, which read 0: the class of a tile looks at all of them. */
     {"bf16 d=64 mask={ids[q + 2147483600] == 0 & k % 3 != 1} params={ids: i32[seq_q]}", NULL, {RUN(1, 1, 1, 48, 48, 1, 1)}},
     /* Constants that must not meet the scale: divided by it they would be infinite, and 0 times that is NaN. */

@@ -180,6 +180,43 @@ function tests.bounds_and_the_rest_are_the_mask()
     assert(not bounds_of "k <= q" and not bounds_of "k % 3 == 0" and not bounds_of "k <= q | k % 3 == 0")
 end
 
+-- What is made of blocks has exact classes, wherever tiles and blocks begin.
+function tests.blocks_are_exact()
+    random.seed(42)
+    local num_exact = 0
+    for _, text in ipairs {"butterfly(8)", "bigbird(0, 0, 1, 3)", "row / 8 * 3 % 5 != col / 8", "block_diagonal(12)", "hash(q / 16, k / 8, h) % 3 == 0",
+                           "k / 8 % 3 == 1", "popcount(q / 4) % 2 == 0"} do
+        local mask = mask_of("mask={" .. text .. "}")
+        assert(interval.blocks(mask), text)
+        for _ = 1, 60 do
+            local box = {b = 0, h = 1, hkv = 0, seq_q = 300, seq_k = 280, q_start = random.pick(-40, 40), k_start = random.pick(-9, 9)}
+            local q, k = random.pick(0, 299), random.pick(0, 279)
+            box.q_lo, box.q_hi = box.q_start + q, box.q_start + math.min(q + random.pick(0, 40), 299)
+            box.k_lo, box.k_hi = box.k_start + k, box.k_start + math.min(k + random.pick(0, 40), 279)
+            local some, all = false, true
+            for i = box.q_lo, box.q_hi do
+                for j = box.k_lo, box.k_hi do
+                    local seen = expression.evaluate(mask, setmetatable({q = i, k = j, row = i - box.q_start, col = j - box.k_start, params = {}}, {__index = box}))
+                    some, all = some or seen, all and seen
+                end
+            end
+            local right, class = all and "full" or some and "partial" or "empty", interval.class(mask, box, {params = {}})
+            local blocks = interval.blocks(mask)
+            local function most_met(of, lo, hi) return of and (hi - lo) // of.size + 2 or 1 end
+            if most_met(blocks.q, box.q_lo, box.q_hi) * most_met(blocks.k, box.k_lo, box.k_hi) <= interval.MOST_BLOCKS then
+                num_exact = num_exact + 1
+                if class ~= right then error(("%s\nis %s, not %s"):format(describe(text, box), class, right)) end
+            end
+        end
+    end
+    assert(num_exact > 200)
+    for _, text in ipairs {"q / 8 == k", "q / 8 == q / 16 & k > 3", "q / 8 + row / 8 == k / 8"} do
+        assert(not interval.blocks(mask_of("mask={" .. text .. "}")), text)
+    end
+    local part, rest = interval.block_part(mask_of("mask={q / 8 == k / 8 & (q + k) % 3 == 0}"))
+    assert(expression.print(part) == "q / 8 == k / 8" and expression.print(rest) == "(q + k) % 3 == 0")
+end
+
 -- Counts tiles of 16 x 16 that are visited and full by the walk, and those that should be.
 local function count(text, seq_q, seq_k, direction)
     local mask = mask_of(text)
