@@ -6,6 +6,7 @@
   expression.evaluate(node, env) -> value of one element, nil where env does not know enough
   expression.slope(node)         -> d(node)/ds as a node
   expression.walk(node, visit)   visit(node) on every node, operands first
+  expression.any(node, test)     -> whether test holds for a node or a part of it
 
   parse("q - k <= 4095 & k <= q", {...}) -> {op = "&", type = "bool", args = {...}}
 
@@ -852,6 +853,16 @@ end
 function expression.walk(node, visit)
     for _, arg in ipairs(node.args or {}) do expression.walk(arg, visit) end
     visit(node)
+end
+
+-- Whether test holds for the node or a part of it; false for nil.
+function expression.any(node, test)
+    if not node then return false end
+    if test(node) then return true end
+    for _, arg in ipairs(node.args or {}) do
+        if expression.any(arg, test) then return true end
+    end
+    return false
 end
 
 --[[ env: {name = value} of variables, env.params {name = value} of scalars, env.load(name, indices) -> value or nil.

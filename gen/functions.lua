@@ -576,11 +576,7 @@ end
 
 -- Whether all queries of a head see the same keys.
 local function is_even(mask)
-    local even = true
-    if mask then
-        expression.walk(mask, function(node) even = even and not (node.op == "var" and (node.name == "q" or node.name == "row")) end)
-    end
-    return even
+    return not expression.any(mask, function(node) return node.op == "var" and (node.name == "q" or node.name == "row") end)
 end
 
 -- Of what is made of positions, such as a distance; not what is only read there.
@@ -844,17 +840,24 @@ end
 
 -- -- whole text ------------------------------------------------------------------------------------------------
 
-function functions.uses(problem)
-    local walk = interval.walk(problem.mask)
-    local bounds = interval.bounds(problem.mask)
+local found_uses = setmetatable({}, {__mode = "k"}) -- of problems met: schedules ask for each of their candidates
+
+local function find_uses(problem)
+    local mask, score = problem.mask, problem.score
+    local walk, bounds = interval.walk(mask), interval.bounds(mask)
     local spans = bounds and interval.walk(bounds).spans or walk.spans
     local exact_rows = spans ~= nil
     for _, conjunction in ipairs(spans or {}) do
         for _, atom in ipairs(conjunction) do exact_rows = exact_rows and #(atom.checks or {}) == 0 end
     end
-    return {mask = problem.mask ~= nil, score = problem.score ~= nil, walk = walk.kind,
-            bounds = bounds ~= nil, num_spans = spans and #spans, exact_rows = exact_rows, even = is_even(problem.mask),
-            one_tanh = problem.score ~= nil and only_tanh(units.of(problem.score)) ~= nil, capped = problem.score ~= nil and units.cap(problem.score) ~= nil, at_diagonal = is_made_of_positions(problem.score)}
+    return {mask = mask ~= nil, score = score ~= nil, walk = walk.kind, bounds = bounds ~= nil, num_spans = spans and #spans,
+            exact_rows = exact_rows, even = is_even(mask), capped = score ~= nil and units.cap(score) ~= nil,
+            one_tanh = score ~= nil and only_tanh(units.of(score)) ~= nil, at_diagonal = is_made_of_positions(score)}
+end
+
+function functions.uses(problem)
+    found_uses[problem] = found_uses[problem] or find_uses(problem)
+    return found_uses[problem]
 end
 
 local STATIC = {c = "static inline", cuda = "static __device__ __forceinline__"}

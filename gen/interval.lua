@@ -5,6 +5,9 @@ what is not known makes a tile partial, never empty and never full.
   interval.rows(conjunction, direction)           -> bounds of one span, as gen/functions.lua emits them
   interval.spans(mask, box, direction, env)       -> list of {outer = {lo, hi}, inner = {lo, hi}}; lo > hi is empty
   interval.class(mask, box, env)                  -> "empty" | "partial" | "full"
+  interval.bounds(mask)    -> bounds, rest: a conjunction of walk classify as its part of walk range and the others; nil: not both
+  interval.block_part(mask) -> part, rest: the conjuncts made of blocks of positions and the others, either may be nil;
+  interval.blocks(part)    -> {q = {name =, size =}, k =} or nil: the blocks; the class then looks at one element of each
   interval.describe(mask, backend)                -> the class of a tile in the backend's terms (text in functions.lua)
   interval.range(node)     -> lo, hi of an i32 node whatever the launch; interval.exact(node): its sum cannot wrap
   interval.uniform(node)   -> whether a node has one value on a whole tile

@@ -291,11 +291,7 @@ local HOPPER_OTHER_REGISTERS, HOPPER_KEYS_A_REGISTER, HOPPER_SPAN_REGISTERS = 32
 local HOPPER_LOADS_REGISTERS = 24 -- of a score that loads for every element; others take no more than the plain kernel
 
 local function loads_for_elements(score)
-    local found = false
-    if score then
-        expression.walk(score, function(node) found = found or node.op == "load" and not interval.uniform(node) end)
-    end
-    return found
+    return expression.any(score, function(node) return node.op == "load" and not interval.uniform(node) end)
 end
 
 -- Registers that a consumer needs in all.
@@ -533,17 +529,8 @@ end
 
 -- Whether the score reads an array at the key: one value an element.
 local function score_reads_keys(problem)
-    local found = false
-    local function visit_index(node)
-        found = found or node.op == "var" and (node.name == "k" or node.name == "col")
-    end
-    if problem.score then
-        expression.walk(problem.score, function(node)
-            if node.op ~= "load" then return end
-            for _, index in ipairs(node.args) do expression.walk(index, visit_index) end
-        end)
-    end
-    return found
+    local function is_key(node) return node.op == "var" and (node.name == "k" or node.name == "col") end
+    return expression.any(problem.score, function(node) return node.op == "load" and expression.any(node, is_key) end)
 end
 
 function kernel.accumulators(problem, pass, s)

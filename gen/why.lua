@@ -108,11 +108,7 @@ function why.tiles(problem, pass, schedule, shape)
 end
 
 local function reads_params(mask)
-    local found = false
-    if mask then
-        expression.walk(mask, function(node) found = found or node.op == "param" or node.op == "load" end)
-    end
-    return found
+    return expression.any(mask, function(node) return node.op == "param" or node.op == "load" end)
 end
 
 function why.text(plan, shape, pass)

@@ -1,6 +1,7 @@
 -- schedule: whatever number a forced schedule has is taken or refused with a reason, for all targets and passes.
 
 local arch = require "arch"
+local functions = require "functions"
 local interval = require "interval"
 local problem_text = require "problem"
 local schedule = require "schedule"
@@ -101,10 +102,12 @@ function tests.some_have_one_set_of_p()
     end
 end
 
--- A plan asks for the walk once a candidate: that must not cost a plan its few milliseconds.
-function tests.the_walk_of_a_mask_is_found_once()
-    local p = problem_text.parse("bf16 d=128 mask={causal | k < 4}")
+-- A plan asks once a candidate: that must not cost it its few milliseconds.
+function tests.what_a_plan_asks_for_is_found_once()
+    local p = problem_text.parse("bf16 d=128 mask={(causal | k < 4) & k % 3 == 0} score={softcap(30)}")
     assert(interval.walk(p.mask) == interval.walk(p.mask))
+    assert(interval.bounds(p.mask) == interval.bounds(p.mask))
+    assert(functions.uses(p) == functions.uses(p))
 end
 
 return tests
