@@ -331,8 +331,8 @@ typedef struct emitted {
 static const char GLUE[] =
     "package.path = 'gen/?.lua'\n"
     "local problem, functions, expression = require 'problem', require 'functions', require 'expression'\n"
-    "local own = {visible = 1, score = 1, score_slope = 1, visible_keys = 1, visible_queries = 1, tile_class "
-    "= 1, num_spans = 1}\n"
+    "local own = {visible = 1, visible_by_blocks = 1, score = 1, score_slope = 1, visible_keys = 1, "
+    "visible_queries = 1, tile_class = 1, num_spans = 1}\n"
     "return function(texts)\n"
     "    local shared, list, rows, masks = {}, {}, {}, {}\n"
     "    for i, text in ipairs(texts) do\n"
