@@ -1,6 +1,7 @@
 --[[ abi: the argument struct of every kernel, declared once.
 
-  abi.fields(problem, pass, workspace, maps)  -> list of {name=, type=, source=, doc=}, offsets filled in
+  abi.fields(problem, pass, workspace, maps)  -> list of {name=, type=, source=, doc=}, offsets filled in; pass "prepare" has
+                                                 no tensors
   abi.struct(fields)  -> C text of the struct, the same for CUDA and host
   abi.rows(fields)    -> {size=, rows = list of {offset=, type=, source=, rows=, chunks=}}: the packing table of the runtime
 
@@ -12,7 +13,7 @@ output keeps its address, by which a kernel sees whether it is wanted.
   batch heads_q heads_kv group seq_q seq_k q_start k_start scale
   <tensor>.data   <tensor>.stride.batch|seq|head      tensor: q k v o lse dout dlse dq dk dv
   param.<slot>.data|scalar|stride.<axis>              slot and axis count from 0
-  workspace.<region>                                  a region of kernel.lua's list
+  workspace.<place>                                   a region of kernel.lua's list
   <tensor>.map                                        with `rows` and `chunks` of its boxes
 Order: maps, then 8-byte fields, then 4-byte fields, so that there is no padding inside. A later capability (lengths in
 device memory, page tables, seeds, prepared lists) is a further row here; the digest of this file is in the cache key. ]]
@@ -46,7 +47,7 @@ function abi.fields(problem, pass, workspace, maps)
         add(map.tensor .. "_map", "map", map.tensor .. ".map", "LoomMap ", ("%d box(es) of 64 x %d"):format(map.chunks, map.rows))
         first[#first].rows, first[#first].chunks, mapped[map.tensor] = map.rows, map.chunks, true
     end
-    for _, row in ipairs(pass == "backward" and BACKWARD or FORWARD) do
+    for _, row in ipairs(pass == "backward" and BACKWARD or pass == "forward" and FORWARD or {}) do
         local name, read = row[1], row[2]
         if not (read and mapped[name]) then
             add(name, "ptr", name .. ".data", (read and "const " or "") .. element(problem, name) .. " *", nil)
@@ -56,7 +57,8 @@ function abi.fields(problem, pass, workspace, maps)
         end
     end
     for _, region in ipairs(workspace or {}) do
-        add(region.name, "ptr", "workspace." .. region.name, "float *", region.doc)
+        local text = (region.prepared and pass ~= "prepare" and "const " or "") .. region.type .. " *"
+        add(region.name, "ptr", "workspace." .. (region.place or region.name), text, region.doc)
     end
     for slot, param in ipairs(problem.params) do
         local from = "param." .. slot - 1

@@ -31,8 +31,8 @@ local function header(plan, k)
         lines[#lines + 1] = ("// Work       batch * %s * ceil(%s / %d) blocks, each one call; scratch %d bytes a thread")
             :format(k.grid.heads, k.grid.seq, k.grid.rows, k.smem_bytes)
     else
-        lines[#lines + 1] = ("// Launch     grid batch * %s * ceil(%s / %d)%s, block %d threads, dynamic shared memory %d bytes")
-            :format(k.grid.heads, k.grid.seq, k.grid.rows, k.grid.persistent and ", at most one block a multiprocessor" or "", k.threads,
+        lines[#lines + 1] = ("// Launch     grid %s * %s * ceil(%s / %d)%s, block %d threads, dynamic shared memory %d bytes")
+            :format(k.grid.batch, k.grid.heads, k.grid.seq, k.grid.rows, k.grid.persistent and ", at most one block a multiprocessor" or "", k.threads,
                     k.smem_bytes)
     end
     local offset = 0
@@ -67,7 +67,7 @@ end
 
 function emit.source(plan, k, read)
     local p = plan.problem
-    local fields = abi.fields(p, k.pass, k.workspace, k.maps)
+    local fields = abi.fields(p, k.prepares and "prepare" or k.pass, k.workspace, k.maps)
     local values, uses = {}, functions.uses(p)
     for _, row in ipairs(k.constants) do values[row[1]] = row[2] end
     local environment = {
@@ -75,7 +75,8 @@ function emit.source(plan, k, read)
         constants = "",
         arguments = abi.struct(fields),
         functions = functions.text(p, LANGUAGE[k.target], k.calls or {}),
-        walk = uses.walk, num_spans = uses.num_spans or 0, exact_rows = uses.exact_rows, bounds = uses.bounds,
+        walk = uses.walk, listed = k.listed or false, of_batch = uses.of_batch, of_head = uses.of_head,
+        row_terms = uses.row_terms, column_terms = uses.column_terms, num_spans = uses.num_spans or 0, exact_rows = uses.exact_rows, bounds = uses.bounds,
         one_tanh = uses.one_tanh and not uses.capped, capped = uses.capped, even = uses.even, at_diagonal = uses.at_diagonal,
         c = values,                       -- the kernel's constants, for decisions in Lua lines
         k = k, arch = plan.arch, dtype = p.dtype,
@@ -122,14 +123,15 @@ local function param_lines(problem)
     return table.concat(lines, "\n")
 end
 
--- What a launcher puts into the arguments of a kernel with tensor maps: {name=, map = whether it encodes it, and then
--- tensor=, dim=, seq=, heads=, rows=, chunks=}; all else it takes over from its own arguments.
+-- What a launcher puts into the arguments of a kernel that has a struct of its own: {name=, from = field of the launcher's
+-- arguments}, or {name=, map = true, tensor=, dim=, seq=, heads=, rows=, chunks=} where it encodes a tensor map.
 local function packing(problem, k)
-    local list, maps = {}, {}
-    for _, map in ipairs(k.maps) do maps[map.tensor .. "_map"] = map end
-    for i, field in ipairs(abi.fields(problem, k.pass, k.workspace, k.maps)) do
+    local list, maps, places = {}, {}, {}
+    for _, map in ipairs(k.maps or {}) do maps[map.tensor .. "_map"] = map end
+    for _, region in ipairs(k.workspace) do places[region.name] = region.place end
+    for i, field in ipairs(abi.fields(problem, k.prepares and "prepare" or k.pass, k.workspace, k.maps)) do
         local map = maps[field.name]
-        list[i] = {name = field.name, map = map ~= nil}
+        list[i] = {name = field.name, from = places[field.name] or field.name, map = map ~= nil}
         if map then
             local tensor = map.tensor
             local of_keys, of_values = tensor:find "^d?[kv]$", tensor == "v" or tensor == "o" or tensor == "dv" or tensor == "dout"
@@ -141,22 +143,55 @@ local function packing(problem, k)
     return list
 end
 
+-- A dimension of a region or grid, read from a struct.
+local function dim_text(dim, from)
+    local word, divisor = dim:match "^ceil%((%a[%w_]*)/(%d+)%)$"
+    if word then return ("((%s%s + %d) / %s)"):format(from, word, divisor - 1, divisor) end
+    return dim == "1" and "1" or from .. dim
+end
+
+-- The workspace of a list of kernels, what is prepared last: regions with name = place, and size, C text that reads `args`.
+local function regions_of(list)
+    local regions, found = {}, {}
+    local function add(region)
+        local factors = {}
+        for i, dim in ipairs(region.dims) do factors[i] = " * " .. dim_text(dim, "args.") end
+        regions[#regions + 1] = {name = region.place, place = region.place, type = region.type, doc = region.doc, clear = region.clear,
+                                 bytes = region.bytes, size = ("(size_t)%d%s"):format(region.bytes, table.concat(factors))}
+        found[region.place] = true
+    end
+    for _, prepared in ipairs {false, true} do
+        for _, k in ipairs(list) do
+            for _, region in ipairs(k.workspace) do
+                if not found[region.place] and (region.prepared or false) == prepared then add(region) end
+            end
+        end
+    end
+    return regions
+end
+
 function emit.standalone(plan, list, pass, read)
-    local p, sources, packings = plan.problem, {}, {}
+    local p, sources, packings, grids, has_maps, packs = plan.problem, {}, {}, {}, false, false
+    for _, k in ipairs(list) do
+        has_maps = has_maps or k.maps ~= nil
+        packs = packs or k.maps ~= nil or k.listed ~= nil
+    end
     for i, k in ipairs(list) do
         sources[i] = emit.source(plan, k, read)
-        packings[i] = k.maps and packing(p, k)
+        packings[i] = packs and packing(p, k)
+        grids[i] = ("(long long)%s * %s"):format(dim_text(k.grid.batch, "args->"), dim_text(k.grid.heads, "args->"))
     end
+    local regions, arch = regions_of(list), list[#list].arch
     return template.render("mma/standalone.cu", read, {
         version = plan.version, problem = p, arch = plan.arch, dtype = p.dtype, pass = pass, list = list, sources = sources,
-        packings = packings, has_maps = list[1].maps ~= nil,
+        packings = packings, packs = packs, grids = grids, regions = regions, has_maps = has_maps,
         -- code of sm_90a alone: nvcc -arch=sm_90a may add code of sm_90, which lacks its instructions
-        nvcc_arch = list[1].maps and ("-gencode arch=compute_%s,code=sm_%s"):format(list[1].arch:sub(4), list[1].arch:sub(4))
-            or "-arch=" .. list[1].arch,
+        nvcc_arch = has_maps and ("-gencode arch=compute_%s,code=sm_%s"):format(arch:sub(4), arch:sub(4)) or "-arch=" .. arch,
         command = ("attnloom emit \"%s\" --standalone --target %s --arch %s --pass %s --schedule \"%s\""):format(
             p.text, plan.target, plan.arch.name, pass, list[1].schedule),
         has_mask = p.mask ~= nil, has_score = p.score ~= nil,
-        c_arguments = abi.struct(abi.fields(p, pass, list[1].workspace)), c_functions = functions.text(p, "c", {slope = pass == "backward"}), param_lines = param_lines(p), ipairs = ipairs,
+        c_arguments = abi.struct(abi.fields(p, pass, regions)), c_functions = functions.text(p, "c", {slope = pass == "backward"}),
+        param_lines = param_lines(p), ipairs = ipairs,
     })
 end
 

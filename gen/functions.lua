@@ -1,16 +1,21 @@
 --[[ functions: the text of a problem's mask and score, in C (for host) and CUDA (for mma).
 
-  functions.text(problem, language, wanted) -> text; language is "c" or "cuda"; wanted {keys=, queries=, slope=} leaves out
-                                       the walks and the slope a kernel does not call, nil takes all; without arrays = true
-                                       a class does not look at what a tile reads of arrays; with bounds = true
+  functions.text(problem, language, wanted) -> text; language is "c" or "cuda"; wanted {keys=, queries=, slope=, classes=} leaves out
+                                       the walks, the slope and the class of a tile a kernel does not call, nil takes all; only = "classes" leaves
+                                       out all that is of an element; without arrays = true a class does not look at what a tile reads of arrays; with bounds = true
                                        a conjunction has the keys of its part of walk range, and the class is that
                                        of the rest, see interval.bounds; with units = true
-                                       the score is one for the elements of a tile, see ELEMENT_OF_TILE
-  functions.uses(problem)           -> {mask =, score = bool, walk = "range" | "classify", num_spans =, bounds =, exact_rows =, even =,
+                                       the score is one for the elements of a tile, see ELEMENT_OF_TILE; with sides = true
+                                       there is the mask for these, see tile_mask_functions
+  functions.uses(problem)           -> {mask =, score = bool, walk = "range" | "classify", num_spans =, bounds =, exact_rows =, even =, of_batch =, of_head =, listed =,
+                                       of_tile =, row_terms =, column_terms =,
                                        one_tanh =, capped =, at_diagonal =}; num_spans: of a range, or of bounds;
                                        bounds: of walk classify, with spans of a part of it;
                                        exact_rows: the spans of a single row are what it sees, or what that part lets it, whatever its position;
-                                       even: all queries of a head see the same keys;
+                                       even: all queries of a head see the same keys; of_batch, of_head: the mask differs between these;
+                                       listed: GPU kernels find its tiles in lists;
+                                       of_tile: what of the mask is asked for each element of a partial tile, beside exact spans of its rows;
+                                       row_terms, column_terms: with sides there are such;
                                        one_tanh: with units the score takes its tanh from the kernel; capped: it is all that
                                        units.cap knows, and a kernel gets score_cap and score_factor; at_diagonal: it is
                                        made of positions, so that it may well be largest where they meet
@@ -141,6 +146,9 @@ end
 for op, name in pairs {["/"] = "i32_div", ["%"] = "i32_mod"} do
     WRITE.i32[op] = function(w, node, a, b)
         if nonnegative(a) and positive(b) then return infix(w, node, op, PRODUCT) end
+        local power = b.op == "const" and b.value > 0 and b.value & (b.value - 1) == 0 -- floors of any sign are then bits
+        if power and op == "%" then return ("(%s & %d)"):format(w:operand(a, PRIMARY), b.value - 1), PRIMARY end
+        if power then return ("(%s >> %d)"):format(w:operand(a, PRIMARY), math.tointeger(math.log(b.value, 2))), PRIMARY end
         return w:call(name, w:argument(a), w:argument(b))
     end
 end
@@ -452,8 +460,9 @@ local function array_range_function(unit, param, guards)
     return table.concat(lines, "\n")
 end
 
--- Functions of all arrays that the nodes read, in slot order; those in `ranges` are looked at for whole tiles too.
-local function array_functions(unit, problem, nodes, ranges)
+-- Functions of all arrays that the nodes read, in slot order; those in `ranges` are looked at for whole tiles too. Others are functions
+-- of their elements, where `used` names them.
+local function array_functions(unit, problem, nodes, ranges, used)
     local guards = {}
     for _, root in ipairs(nodes) do
         expression.walk(root, function(node)
@@ -468,7 +477,10 @@ local function array_functions(unit, problem, nodes, ranges)
     end
     local list = {}
     for _, param in ipairs(problem.params) do
-        if guards[param.name] then list[#list + 1] = array_function(unit, param, guards[param.name]) end
+        local name = "param_" .. param.name .. "("
+        if guards[param.name] and (ranges[param.name] or used:find(name, 1, true)) then
+            list[#list + 1] = array_function(unit, param, guards[param.name])
+        end
         if ranges[param.name] then list[#list + 1] = array_range_function(unit, param, guards[param.name]) end
     end
     return list
@@ -520,9 +532,10 @@ local function only_tanh(score)
     return num == 1 and found or nil
 end
 
-local function element_function(unit, comment, head, parameters, node, fast, terms)
+local function element_function(unit, comment, head, parameters, node, fast, terms, names)
     local w = writer(unit, fast)
     w.beside, w.terms = terms ~= nil, terms
+    for key, name in pairs(names or {}) do w.names[key] = name end
     if parameters == ELEMENT_OF_TILE_TANH then w.names[w:key(only_tanh(node))] = "tanh_x" end
     w:count(node)
     local text = w:write(node)
@@ -532,6 +545,63 @@ local function element_function(unit, comment, head, parameters, node, fast, ter
     for _, line in ipairs(w.lines) do lines[#lines + 1] = line end
     lines[#lines + 1] = ("return %s;"):format(text)
     return assemble(unit, comment .. shown(expression.print(node)), head, parameters, lines)
+end
+
+-- Parts of a mask that are costly and depend on the query alone (rows; those that depend on neither are there too) or on the key
+-- alone (columns), as large as they can be.
+local ROW, COLUMN = {q = true, row = true}, {k = true, col = true}
+local function one_sided(mask)
+    local sides, found = {rows = {}, columns = {}}, {}
+    local function depends(node, names)
+        return expression.any(node, function(part) return part.op == "var" and names[part.name] end)
+    end
+    local function visit(node)
+        if not node.args or not expression.any(node, is_costly) then return end
+        local of_row, of_column = depends(node, ROW), depends(node, COLUMN)
+        if of_row and of_column then
+            for _, arg in ipairs(node.args) do visit(arg) end
+        elseif not found[expression.print(node)] then
+            found[expression.print(node)] = true
+            local list = of_column and sides.columns or sides.rows
+            list[#list + 1] = node
+        end
+    end
+    if mask then visit(mask) end
+    return sides
+end
+
+-- A mask for the elements of a tile by RowTerms and ColumnTerms, where there are some: what costs much is computed once a row
+-- and column.
+local function tile_mask_functions(unit, mask)
+    local sides, names, list = one_sided(mask), {}, {}
+    local parameters = {"const LoomArgs *args", "const Work *work"}
+    for _, side in ipairs {{"rows", "RowTerms", "row_terms", "query q", "int q"}, {"columns", "ColumnTerms", "column_terms", "key k", "int k"}} do
+        local w, fields, values = writer(unit, false), {}, {}
+        for _, node in ipairs(sides[side[1]]) do w:count(node) end
+        for i, node in ipairs(sides[side[1]]) do
+            local name = "t" .. i - 1
+            fields[i] = ("    %s %s;  // %s\n"):format(C_TYPE[node.type], name, shown(expression.print(node)))
+            values[i] = ("terms.%s = %s;"):format(name, w:argument(node))
+            names[expression.print(node)] = ("%s->%s"):format(side[1], name)
+        end
+        if #fields > 0 then
+            local lines = {}
+            if w.used.row then lines[#lines + 1] = "const int row = q - work->q_start;" end
+            if w.used.col then lines[#lines + 1] = "const int col = k - work->k_start;" end
+            for _, line in ipairs(w.lines) do lines[#lines + 1] = line end
+            lines[#lines + 1] = side[2] .. " terms;"
+            for _, line in ipairs(values) do lines[#lines + 1] = line end
+            lines[#lines + 1] = "return terms;"
+            list[#list + 1] = ("// What the mask makes of %s alone.\ntypedef struct %s {\n%s} %s;"):format(side[4], side[2], table.concat(fields), side[2])
+            list[#list + 1] = assemble(unit, "See " .. side[2] .. ".", side[2] .. " " .. side[3],
+                {"const LoomArgs *args", "const Work *work", side[5]}, lines)
+            parameters[#parameters + 1] = ("const %s *%s"):format(side[2], side[1])
+        end
+    end
+    table.move({"int q", "int k"}, 1, 2, #parameters + 1, parameters)
+    list[#list + 1] = element_function(unit, "Whether query q sees key k, as far as spans do not tell: ", "bool visible_of",
+        parameters, mask, false, nil, names)
+    return list
 end
 
 -- The score for the elements of a tile: what units.cap finds, or its terms, its unit, itself, and what it takes tanh of if it has
@@ -850,7 +920,15 @@ local function find_uses(problem)
     for _, conjunction in ipairs(spans or {}) do
         for _, atom in ipairs(conjunction) do exact_rows = exact_rows and #(atom.checks or {}) == 0 end
     end
-    return {mask = mask ~= nil, score = score ~= nil, walk = walk.kind, bounds = bounds ~= nil, num_spans = spans and #spans,
+    local function reads(...)
+        local names = {}
+        for _, name in ipairs {...} do names[name] = true end
+        return expression.any(mask, function(node) return node.op == "var" and names[node.name] end)
+    end
+    local of_tile = select(2, interval.bounds(mask))
+    if not exact_rows then of_tile = nil end
+    local sides = one_sided(of_tile or mask)
+    return {mask = mask ~= nil, listed = mask ~= nil and (walk.kind == "classify" or #spans > 1), of_tile = of_tile or mask, row_terms = #sides.rows > 0, column_terms = #sides.columns > 0, of_batch = reads "b", of_head = reads("h", "hkv"), score = score ~= nil, walk = walk.kind, bounds = bounds ~= nil, num_spans = spans and #spans,
             exact_rows = exact_rows, even = is_even(mask), capped = score ~= nil and units.cap(score) ~= nil,
             one_tanh = score ~= nil and only_tanh(units.of(score)) ~= nil, at_diagonal = is_made_of_positions(score)}
 end
@@ -867,14 +945,20 @@ function functions.text(problem, language, wanted)
     local unit = {language = language, static = STATIC[language]}
     function unit:need(name) needed[name] = true end
 
+    local only_classes = wanted and wanted.only == "classes"
     local nodes, list = {}, {}
     if problem.mask then nodes[#nodes + 1] = problem.mask end
-    if problem.score then nodes[#nodes + 1] = problem.score end
+    if problem.score and not only_classes then nodes[#nodes + 1] = problem.score end
     local ranges = {} -- arrays of which a class looks at all that a tile reads
-    if problem.mask then
+    local function add_visible()
         list[#list + 1] = element_function(unit, "Whether query q sees key k: ", "bool visible", ELEMENT, problem.mask, false)
     end
-    if problem.score then
+    if problem.mask and not only_classes then add_visible() end
+    local uses = functions.uses(problem)
+    if problem.mask and wanted and wanted.sides and (uses.bounds or not uses.exact_rows) then -- else spans tell of each element
+        for _, text in ipairs(tile_mask_functions(unit, uses.of_tile)) do list[#list + 1] = text end
+    end
+    if problem.score and not only_classes then
         if wanted and wanted.units then
             for _, text in ipairs(tile_score_functions(unit, problem.score)) do list[#list + 1] = text end
         else
@@ -894,16 +978,19 @@ function functions.text(problem, language, wanted)
         if problem.backward and (not wanted or wanted.queries) then
             list[#list + 1] = range_function(unit, walk.spans, "queries")
         end
-    elseif not wanted or wanted.keys or wanted.queries then
+    elseif not wanted or wanted.classes then
         local function seen(part)
-            if part == problem.mask then return "visible" end
+            if part == problem.mask then
+                if only_classes then add_visible() end
+                return "visible"
+            end
             list[#list + 1] = element_function(unit, "Whether query q sees key k by what is made of blocks: ", "bool visible_by_blocks", ELEMENT, part, false)
             return "visible_by_blocks"
         end
         local text = tile_class_function(unit, rest or problem.mask, (not wanted or wanted.arrays) and ranges, seen)
         list[#list + 1] = text
     end
-    local arrays = array_functions(unit, problem, nodes, ranges)
+    local arrays = array_functions(unit, problem, nodes, ranges, table.concat(list, "\n"))
 
     local out = {}
     if spans then

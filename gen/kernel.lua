@@ -3,10 +3,14 @@ grid, workspace. Emission (emit.lua) and the runtime (descriptors, docs/design.m
 
   kernel.list(problem, pass, target, schedule, arch) -> list of kernels in launch order, each
     {name=, pass=, symbol=, template="mma/forward.cu", title=, threads=, smem_bytes=, blocks_per_sm=,
-     calls = generated functions it uses, beside visible and score: {keys=, queries=, slope=, arrays=, bounds=, units=},
+     calls = generated functions it uses, beside visible and score, see functions.text,
      constants = {{name, value, comment}, ...}, shared = {{name, bytes, comment}, ...}, phases = {text, ...},
-     grid = {heads=, seq=, rows=, persistent = blocks a multiprocessor that share out the tiles, or nil}, needs=, workspace=,
-     target=, maps = tensor maps it takes, see abi.lua, or nil}
+     grid = {batch=, heads=, seq=, rows=, persistent = blocks a multiprocessor that share out the tiles, or nil}, needs=,
+     workspace = list of {name=, place=, type=, bytes=, dims=, prepared=, doc=}: bytes for each of the dims, which are texts as of
+     arrays; kernels that name the same place share it, prepared: it depends on the mask alone, clear: a launch begins with zeros
+     target=, maps = tensor maps it takes, see abi.lua, or nil,
+     walks = {over=, own=, other=, parts=}: tiles of keys or queries that it visits, whether of the mask they are `listed`,
+     prepares: it makes what is prepared}
   kernel.accumulators(problem, pass, schedule) -> f32 registers a thread holds through the main loop (target mma)
   kernel.smem_bytes(problem, pass, target, schedule) -> the most any kernel of the pass asks for
   kernel.hopper_needed(problem, schedule), kernel.hopper_registers(problem, schedule) -> registers that a consumer needs;
@@ -40,6 +44,11 @@ local function shared_total(shared)
     return bytes
 end
 
+local function append(list, more)
+    for _, item in ipairs(more) do list[#list + 1] = item end
+    return list
+end
+
 local function head_dims(problem)
     return round_up(problem.d, MMA_K), round_up(problem.dv, MMA_K)
 end
@@ -58,12 +67,76 @@ end
 
 -- The workspace of the backward: D per row of q, and the f32 sum of dQ where blocks add to it.
 local function backward_workspace(problem, target)
-    local list = {{name = "delta", row_bytes = FLOAT_BYTES, doc = "[batch, heads_q, seq_q] rowsum(dO * O) - dLSE"}}
+    local rows = {"batch", "heads_q", "seq_q"}
+    local list = {{name = "delta", type = "float", bytes = FLOAT_BYTES, dims = rows, doc = "[batch, heads_q, seq_q] rowsum(dO * O) - dLSE"}}
     if target == "mma" and not problem.deterministic then
-        list[2] = {name = "dq_sum", row_bytes = head_dims(problem) * FLOAT_BYTES,
+        list[2] = {name = "dq_sum", type = "float", bytes = head_dims(problem) * FLOAT_BYTES, dims = rows,
                    doc = "[batch, heads_q, seq_q, depth_qk] sum of dQ / scale"}
     end
     return list
+end
+
+-- -- lists of tiles ----------------------------------------------------------------------------------------
+
+-- The classes of the tiles of a mask that is more than one span of keys are found once, by kernels that run before, for all heads
+-- and batches that see alike; `walks` of the kernel that reads them says what its tiles are.
+local CLASS_CHUNK = 128 -- classes of tiles, a byte each, that a reader takes at once: rows are multiples of it
+local CLASS_THREADS, ORDER_THREADS = 128, 1024
+
+local function class_regions(problem, target, walks)
+    local uses = functions.uses(problem)
+    local own, other = "seq_q", "seq_k"
+    if walks.over == "queries" then own, other = other, own end
+    local masks = {uses.of_batch and "batch" or "1", uses.of_head and "heads_q" or "1"}
+    local rows = ("ceil(%s/%d)"):format(own, walks.own)
+    local of = ("%s_%s_%dx%d"):format(target, walks.over, walks.own, walks.other)
+    local list = {
+        {name = "classes", place = "classes_" .. of, type = "unsigned char", bytes = CLASS_CHUNK, prepared = true,
+         dims = {masks[1], masks[2], rows, ("ceil(%s/%d)"):format(other, walks.other * CLASS_CHUNK)},
+         doc = ("[%s, %s, tiles, tiles of %s, to a multiple of %d]"):format(masks[1], masks[2], walks.over, CLASS_CHUNK)},
+    }
+    if uses.even then return list end
+    return append(list, {
+        {name = "order", place = "order_" .. of, type = "int", bytes = 8, prepared = true, dims = {masks[1], masks[2], rows},
+         doc = ("[%s, %s, 2, tiles] those that visit most first, then how many each visits"):format(masks[1], masks[2])},
+        {name = "loads", place = "loads_" .. of, type = "int", bytes = 8, prepared = true, dims = {masks[1], masks[2]},
+         doc = ("[%s, %s, 2] how many the first in the order visits, and all together"):format(masks[1], masks[2])},
+    })
+end
+
+-- The kernels that make them.
+local function class_kernels(problem, of)
+    local uses, walks = functions.uses(problem), of.walks
+    local batch, heads = uses.of_batch and "batch" or "1", uses.of_head and "heads_q" or "1"
+    local seq = walks.over == "keys" and "seq_q" or "seq_k"
+    local lanes = walks.parts == 3 and 4 or walks.parts
+    local sizes = {
+        {walks.over == "keys" and "tile_q" or "tile_k", walks.own, ("%s of a tile"):format(walks.over == "keys" and "queries" or "keys")},
+        {walks.over == "keys" and "tile_k" or "tile_q", walks.other, ("%s of a tile"):format(walks.over)},
+        {"class_chunk", CLASS_CHUNK, "bytes: rows are multiples of it"},
+    }
+    local function constants(...)
+        local list = table.move(sizes, 1, #sizes, 1, {})
+        for _, row in ipairs {...} do list[#list + 1] = row end
+        return list
+    end
+    return {
+        {
+            name = of.name .. "_classes", template = "lists/classes.cu", title = "classes of tiles under the mask, and how many are visited",
+            threads = CLASS_THREADS, calls = {only = "classes", classes = true, arrays = true, bounds = of.calls.bounds, [walks.over] = true}, walks = walks,
+            constants = constants({"parts", walks.parts, "of a tile's own rows, each with a class of its own"},
+                                  {"part_rows", walks.own // walks.parts, "rows of a part"},
+                                  {"lanes", lanes, "threads that find the classes of one tile"},
+                                  {"threads", CLASS_THREADS, "threads of a block"}),
+            shared = {}, phases = {"classes of a row of tiles"}, grid = {batch = batch, heads = heads, seq = seq, rows = walks.own},
+        },
+        not uses.even and {
+            name = of.name .. "_order", template = "lists/order.cu", title = "tiles in the order in which they are taken",
+            threads = ORDER_THREADS, calls = {only = "classes"}, walks = walks,
+            constants = constants({"threads", ORDER_THREADS, "threads of a block"}),
+            shared = {}, phases = {"how many tiles visit about as many", "places"}, grid = {batch = batch, heads = heads, seq = seq, rows = 1 << 30},
+        } or nil,
+    }
 end
 
 -- -- mma ---------------------------------------------------------------------------------------------------
@@ -90,11 +163,6 @@ end
 local function note_nonfinite(problem, shared)
     if problem.mask then shared[#shared + 1] = {"nonfinite", 3 * 32, "rows, columns, queries: bit sets"} end
     return shared
-end
-
-local function append(list, more)
-    for _, item in ipairs(more) do list[#list + 1] = item end
-    return list
 end
 
 -- Shared memory of the kernels that use it, apart from the rest: every candidate of a schedule is asked for it.
@@ -152,6 +220,7 @@ function mma.forward(problem, s)
         shared = mma_shared.forward(problem, s),
         phases = {"work and first loads", "S = Q K^T", "score and mask", "softmax", "O += P V", "store O and LSE"},
         grid = {heads = "heads_q", seq = "seq_q", rows = s.tile_q},
+        walks = {over = "keys", own = s.tile_q, other = s.tile_k, parts = 1},
     }
 end
 
@@ -211,6 +280,7 @@ function mma.backward_dkv(problem, s)
                   "dQ sum += dS K", "store dK and dV"},
         grid = {heads = "heads_kv", seq = "seq_k", rows = s.tile_k},
         needs = problem.deterministic and {"dk", "dv"} or {"dk", "dv", "dq"},
+        walks = {over = "queries", own = s.tile_k, other = s.tile_q, parts = 1},
     }
 end
 
@@ -237,6 +307,7 @@ function mma.backward_dq(problem, s)
         phases = {"work and first loads", "S = Q K^T", "dP = dO V^T", "P, dS", "dQ += dS K", "store dQ"},
         grid = {heads = "heads_q", seq = "seq_q", rows = 16 * s.dq_warps},
         needs = {"dq"},
+        walks = {over = "keys", own = 16 * s.dq_warps, other = s.dq_tile_k, parts = 1},
     }
 end
 
@@ -268,10 +339,9 @@ local PLAN_PLACES, WORK_PLACES = 8, 32     -- of queues
 local HOPPER_SMEM_BYTES = arch.get("sm_90").smem_block_bytes
 
 -- Registers a thread of the planner's warpgroup and of a consumer, by the number of consumer warpgroups: they share out what
--- the block is launched with. Two consumers leave the planner more where they need not all, and all do where it classifies tiles.
+-- the block is launched with. Two consumers leave the planner more where they need not all.
 local HOPPER_REGISTERS = {{40, 232}, {40, 232}, {32, 160}, {32, 112}}
 local HOPPER_FULL_REGISTERS = {24, 240}
-local HOPPER_CLASSIFY_REGISTERS = {{56, 224}, {56, 224}, {56, 152}, {64, 104}}
 
 -- Boxes side by side that hold a row of `depth` columns.
 local function chunks(depth) return (depth + BOX_COLUMNS - 1) // BOX_COLUMNS end
@@ -285,9 +355,8 @@ local function hopper_accumulators(problem, s)
     return dv // 2 + s.tile_k // 2 + s.p_sets * (s.tile_k // 4) + (s.q_registers == 1 and d // 4 or 0)
 end
 
--- Beside these: addresses, row statistics, exponents on their way where there are two sets of P, and ends
--- of further spans of keys. Read off the compiled kernels of tests/test_kernels.c.
-local HOPPER_OTHER_REGISTERS, HOPPER_KEYS_A_REGISTER, HOPPER_SPAN_REGISTERS = 32, 10, 4
+-- Beside these: addresses, row statistics, exponents on their way where there are two sets of P. Read off the compiled kernels of tests/test_kernels.c.
+local HOPPER_OTHER_REGISTERS, HOPPER_KEYS_A_REGISTER = 32, 10
 local HOPPER_LOADS_REGISTERS = 24 -- of a score that loads for every element; others take no more than the plain kernel
 
 local function loads_for_elements(score)
@@ -298,19 +367,18 @@ end
 function kernel.hopper_needed(problem, s)
     return hopper_accumulators(problem, s) + HOPPER_OTHER_REGISTERS + (loads_for_elements(problem.score) and HOPPER_LOADS_REGISTERS or 0)
         + (s.p_sets == 2 and s.tile_k // HOPPER_KEYS_A_REGISTER or 0)
-        + HOPPER_SPAN_REGISTERS * ((functions.uses(problem).num_spans or 1) - 1)
 end
 
 function kernel.hopper_registers(problem, s)
     local usual = HOPPER_REGISTERS[s.tile_q // 64]
-    if problem.mask and functions.uses(problem).walk ~= "range" then return HOPPER_CLASSIFY_REGISTERS[s.tile_q // 64] end
     return s.tile_q <= 128 and kernel.hopper_needed(problem, s) > usual[2] and HOPPER_FULL_REGISTERS or usual
 end
 
 -- Bytes of a kernel's regions of shared memory, and of O, which leaves through it where that has room.
 local function hopper_bytes(problem, s)
     local d, dv = head_dims(problem)
-    local spans, warpgroups = functions.uses(problem).num_spans or 0, s.tile_q // 64
+    local uses, warpgroups = functions.uses(problem), s.tile_q // 64
+    local spans = uses.listed and 0 or 1
     local bytes = {
         q = s.q_buffers * s.tile_q * BOX_ROW_BYTES * chunks(d),
         k = s.stages * s.tile_k * BOX_ROW_BYTES * chunks(d),
@@ -318,7 +386,7 @@ local function hopper_bytes(problem, s)
         barriers = 8 * ((problem.mask and 5 or 4) * s.stages + 2 * s.q_buffers + 2 * PLAN_PLACES),
         plans = 12 * PLAN_PLACES, tiles = 8 * s.stages, works = 32 * WORK_PLACES, spans = 16 * warpgroups * spans,
         values = problem.mask and (12 + 2 * 64) * s.stages or 0,
-        far = functions.uses(problem).capped and 4 or 0,
+        far = uses.capped and 4 or 0,
         spoilt = problem.mask and s.p_sets == 2 and 4 * warpgroups * 32 or 0,
     }
     local total = 0
@@ -333,7 +401,7 @@ local HOPPER_REGIONS = {
     {"q", "[q_buffers][chunks_qk][tile_q][64]"}, {"k", "[stages][chunks_qk][tile_k][64]"}, {"v", "[stages][chunks_v][tile_k][64]"},
     {"o", "[chunks_v][tile_q][64]"}, {"barriers", "of stages, of buffers of q, of plans"},
     {"plans", "[plan_places] tiles that the planner has found"}, {"tiles", "[stages] what the consumers are told of a tile"},
-    {"works", "[work_places] what all are told of a work"}, {"spans", "[warpgroups][num_spans] of tiles that a work visits"},
+    {"works", "[work_places] what all are told of a work"}, {"spans", "[warpgroups] of tiles that a work visits"},
     {"values", "[stages] what is known of a tile's values"}, {"far", "whether tanh was taken of something not near 0"},
     {"spoilt", "[warps of consumers][8] columns of O that become NaN"},
 }
@@ -354,9 +422,9 @@ function hopper.forward(problem, s)
     local registers = kernel.hopper_registers(problem, s)
     local bytes = hopper_bytes(problem, s)
     return {
-        name = "forward", template = "hopper/forward.cu", calls = {keys = true, arrays = true, bounds = true, units = true}, title = "O = softmax(S) V, LSE = ln(sum exp S)",
+        name = "forward", template = "hopper/forward.cu", calls = {keys = true, bounds = true, units = true, sides = true}, title = "O = softmax(S) V, LSE = ln(sum exp S)",
         threads = WARPGROUP * (1 + s.tile_q // 64),
-        constants = append({
+        constants = {
             {"depth_qk", d, "head dim of q and k rounded up to one wgmma"},
             {"depth_v", dv, "the same of v and o"},
             {"chunks_qk", chunks(d), "boxes of 64 columns of q and k"},
@@ -381,7 +449,7 @@ function hopper.forward(problem, s)
             {"v_bytes", bytes.v // s.stages, "of a tile of values"},
             {"other_registers", registers[1], "a thread of the others"},
             {"consumer_registers", registers[2], "a thread"},
-        }, seen_constants(s.tile_k // MMA_N)),
+        },
         shared = hopper_shared(bytes),
         maps = append({{tensor = "q", rows = s.tile_q, chunks = box_chunks(problem.d)},
                        {tensor = "k", rows = s.tile_k, chunks = box_chunks(problem.d)},
@@ -389,6 +457,7 @@ function hopper.forward(problem, s)
                       bytes.o and {{tensor = "o", rows = 16, chunks = 1}} or {}),
         phases = {"queries", "tiles of keys", "O and LSE"},
         grid = {heads = "heads_q", seq = "seq_q", rows = s.tile_q, persistent = 1},
+        walks = {over = "keys", own = s.tile_q, other = s.tile_k, parts = s.tile_q // 64},
     }
 end
 
@@ -419,7 +488,7 @@ end
 
 function host.forward(problem, s)
     return {
-        name = "forward", template = "host/forward.c", calls = {keys = true, arrays = true}, title = "O = softmax(S) V, LSE = ln(sum exp S)",
+        name = "forward", template = "host/forward.c", calls = {keys = true, classes = true, arrays = true}, title = "O = softmax(S) V, LSE = ln(sum exp S)",
         threads = 1, constants = host_constants(problem, s),
         shared = {
             region("q", problem.d, s.tile_q, "[dim_qk][tile_q]"),
@@ -458,7 +527,7 @@ function host.backward_dkv(problem, s)
     }
     if problem.score then shared[#shared + 1] = region("slope", s.tile_q, s.tile_k, "[tile_q][tile_k] of the score") end
     return {
-        name = "backward_dkv", template = "host/backward_dkv.c", calls = {queries = true, slope = true, arrays = true}, title = "dV = P^T dO, dK = scale dS^T Q",
+        name = "backward_dkv", template = "host/backward_dkv.c", calls = {queries = true, slope = true, classes = true, arrays = true}, title = "dV = P^T dO, dK = scale dS^T Q",
         threads = 1, constants = host_constants(problem, s), shared = shared,
         phases = {"work, keys and values", "S = Q K^T, dP = dO V^T", "P and dS", "dV += P^T dO, dK += dS^T Q",
                   "store dK and dV"},
@@ -479,7 +548,7 @@ function host.backward_dq(problem, s)
     }
     if problem.score then shared[#shared + 1] = region("slope", s.tile_k, s.tile_q, "[tile_k][tile_q] of the score") end
     return {
-        name = "backward_dq", template = "host/backward_dq.c", calls = {keys = true, slope = true, arrays = true}, title = "dQ = scale dS K",
+        name = "backward_dq", template = "host/backward_dq.c", calls = {keys = true, slope = true, classes = true, arrays = true}, title = "dQ = scale dS K",
         threads = 1, constants = host_constants(problem, s), shared = shared,
         phases = {"work, queries and dO", "S^T = K Q^T, dP^T = V dO^T", "P and dS", "dQ += dS K", "store dQ"},
         grid = {heads = "heads_q", seq = "seq_q", rows = s.tile_q},
@@ -505,12 +574,34 @@ local LISTS = {
 
 function kernel.list(problem, pass, target, s)
     local list = {}
-    for i, make in ipairs(LISTS[target][pass](problem)) do
-        local k = make(problem, s)
+    local listed = target ~= "host" and functions.uses(problem).listed
+    local function add(k, workspace)
         k.pass, k.target, k.symbol = pass, target, "attnloom_" .. k.name
+        k.grid.batch = k.grid.batch or "batch"
         k.smem_bytes = k.smem_bytes or shared_total(k.shared)
-        k.workspace = pass == "backward" and backward_workspace(problem, target) or {}
-        list[i] = k
+        k.workspace = workspace
+        for _, region in ipairs(workspace) do region.place = region.place or region.name end
+        list[#list + 1] = k
+    end
+    for _, make in ipairs(LISTS[target][pass](problem)) do
+        local k = make(problem, s)
+        local workspace = pass == "backward" and backward_workspace(problem, target) or {}
+        if listed and k.walks then
+            local regions = class_regions(problem, target, k.walks)
+            if k.grid.persistent and not functions.uses(problem).even then
+                workspace[#workspace + 1] = {name = "taken", type = "unsigned", bytes = 4, dims = {}, clear = true,
+                                             doc = "works that blocks have taken beside their first; a launch begins with 0"}
+            end
+            for _, before in ipairs(class_kernels(problem, k)) do
+                before.prepares, before.needs = true, k.needs
+                add(before, regions)
+            end
+            k.listed = true
+            if target == "mma" then k.calls.keys, k.calls.queries = nil, nil end
+            append(k.constants, {{"class_chunk", CLASS_CHUNK, "bytes: rows of classes are multiples of it"}})
+            append(workspace, regions)
+        end
+        add(k, workspace)
     end
     return list
 end

@@ -313,8 +313,8 @@ local function hopper_forward_cost(problem, s, _, lengths)
 end
 
 -- What was the best of a sweep on an H200, in bursts and sustained, for head dims that many have: {most keys that a query
--- sees, schedule}, without mask, with one, where queries see half of the keys or fewer, and where a second set of P did not pay
--- or has no room: beside the exponentials of a capped score, and where the planner classifies tiles. Kernels with two sets
+-- sees, schedule}, without mask, with one, where queries see half of the keys or fewer, and where a second set of P did not pay:
+-- beside the exponentials of a capped score. Kernels with two sets
 -- of P take half as long again to compile, so a gain of a hundredth does not count for them.
 -- Sources: bench/results/h200-hopper-schedules.csv, h200-forms.csv.
 local FAST_64 = "tile=256x64 stages=6 q_buffers=2 q_registers=0 p_sets=1 ping_pong=1"
@@ -344,12 +344,32 @@ local HOPPER_MEASURED = {
     },
 }
 
+-- Sizes of the blocks that a mask is made of, {queries, keys}; nil where there are none that a tile can fit.
+local LEAST_BLOCK = 32
+local function blocks_of(mask)
+    local part = mask and interval.block_part(mask)
+    local blocks = part and interval.blocks(part)
+    local function size(side) return side and side.size >= LEAST_BLOCK and side.size or math.huge end
+    return blocks and {size(blocks.q), size(blocks.k)}
+end
+
+-- How many blocks a tile meets: where few of them are seen, a tile is visited as many times as often as one that fits. A part
+-- of a tile's queries, of a warpgroup, is skipped where it sees nothing, and neighbours are often alike: half of it, as a power.
+local function met(blocks, s)
+    if not blocks then return 1 end
+    local function along(size, tile)
+        if size == math.huge or size % tile == 0 then return 1 end
+        return tile % size == 0 and tile // size or 1 + (tile - 1) / size
+    end
+    return math.sqrt(along(blocks[1], s.tile_q)) * along(blocks[2], s.tile_k)
+end
+
 local function measured(problem, pass, target, lengths)
     local rows = target == "hopper" and pass == "forward" and problem.d == problem.dv and HOPPER_MEASURED[problem.d]
     if not rows then return end
     local uses = functions.uses(problem)
     local narrow = problem.mask and 2 * lengths.seen <= lengths.seq_k and rows.narrow
-    local one_set = (uses.capped or uses.walk == "classify") and rows.one_set
+    local one_set = uses.capped and rows.one_set
     for _, row in ipairs(narrow or one_set or problem.mask and rows.masked or rows.full) do
         if lengths.seen <= row[1] then return row[2] end
     end
@@ -415,11 +435,13 @@ end
 
 function schedule.choose(problem, pass, target, a, forced, hint)
     local candidates, best, lengths = {}, nil, target == "hopper" and lengths_of(problem, hint)
+    local blocks = target ~= "host" and blocks_of(problem.mask)
     local function add(s, text, is_measured)
         local row = {values = s, text = text, rejected = rejection(s, problem, pass, target, a)}
-        if is_measured and row.rejected then return end
+        row.met = met(blocks, s)
+        if is_measured and (row.rejected or row.met > 1) then return end
         if not row.rejected then
-            row.cost, row.measured = COST[target][pass](problem, s, a, lengths), is_measured
+            row.cost, row.measured = COST[target][pass](problem, s, a, lengths) * row.met, is_measured
             if not best or (not best.measured and row.cost < best.cost) then best = row end
         end
         candidates[#candidates + 1] = row

@@ -7,6 +7,7 @@
 Values of params are not known here, so tiles that depend on them count as partial. Called by main. ]]
 
 local expression = require "expression"
+local functions = require "functions"
 local interval = require "interval"
 
 local why = {}
@@ -16,10 +17,11 @@ local MOST_ROWS, MOST_TILES = 4096, 200000 -- counted of a shape, evenly spread;
 local function walk_text(problem, target)
     local walk, bounds = interval.walk(problem.mask), target == "hopper" and interval.bounds(problem.mask)
     if not problem.mask then return "walk range: no mask, every tile is full but for the last" end
+    local listed = target ~= "host" and functions.uses(problem).listed and "; tiles in lists, that a launch makes first or loom_prepare once" or ""
     if walk.kind == "range" then
-        return ("walk range: %d span(s) of tiles for each row of tiles"):format(#walk.spans)
+        return ("walk range: %d span(s) of tiles for each row of tiles%s"):format(#walk.spans, listed)
     end
-    return ("walk classify%s: %s"):format(bounds and (" inside the spans of `%s`"):format(expression.print(bounds)) or "", walk.reason)
+    return ("walk classify%s: %s%s"):format(bounds and (" inside the spans of `%s`"):format(expression.print(bounds)) or "", walk.reason, listed)
 end
 
 function why.choice(plan, only)
@@ -36,7 +38,8 @@ function why.choice(plan, only)
         end
         for _, row in ipairs(shown and pass.candidates or {}) do
             local chosen = not pass.forced and row.text == pass.text
-            local verdict = row.rejected and "no: " .. row.rejected or ("cost %.0f%s"):format(row.cost,
+            local verdict = row.rejected and "no: " .. row.rejected or ("cost %.0f%s%s"):format(row.cost,
+                row.met > 1 and (", %.2f times what it is without blocks of the mask that do not fit"):format(row.met) or "",
                 row.measured and ", the best of a sweep" or chosen and not pass.candidates[1].measured and ", the least" or "")
             lines[#lines + 1] = ("  %-60s %s"):format(row.text, verdict)
         end

@@ -274,17 +274,20 @@ typedef struct loom_args {
     int32_t num_params;
     void *workspace;             /* loom_workspace_bytes() of device memory, aligned to 256; any content */
     size_t workspace_bytes;
+    void *prepared;              /* NULL, or loom_prepared_bytes() of device memory that loom_prepare has filled */
+    size_t prepared_bytes;
 } loom_args;
 #define LOOM__TENSOR_INIT {NULL, {0, 0, 0, 0}}
 #define LOOM_ARGS_INIT \
     {sizeof(loom_args), {0, 0, 0, 0, 0}, 0.0f, LOOM_DEFAULT_START, LOOM_DEFAULT_START, \
      LOOM__TENSOR_INIT, LOOM__TENSOR_INIT, LOOM__TENSOR_INIT, LOOM__TENSOR_INIT, LOOM__TENSOR_INIT, \
      LOOM__TENSOR_INIT, LOOM__TENSOR_INIT, LOOM__TENSOR_INIT, LOOM__TENSOR_INIT, LOOM__TENSOR_INIT, \
-     NULL, 0, NULL, 0}
+     NULL, 0, NULL, 0, NULL, 0}
 
 typedef enum loom_pass { LOOM_FORWARD = 0, LOOM_BACKWARD = 1 } loom_pass;
 
-/* Bytes of workspace a launch with args->shape needs; 0 is common. Only shape is read. */
+/* Bytes of workspace a launch with args->shape needs; 0 is common. Only shape is read, and whether prepared is given,
+ * which spares the workspace for the same. */
 LOOM_API loom_status loom_workspace_bytes(const loom_plan *plan, loom_pass pass, const loom_args *args, size_t *bytes,
                                           loom_error *error);
 
@@ -296,6 +299,18 @@ LOOM_API loom_status loom_workspace_bytes(const loom_plan *plan, loom_pass pass,
  * compiling, see loom_plan_wait. DRIVER: the launch failed. */
 LOOM_API loom_status loom_forward(const loom_plan *plan, const loom_args *args, void *stream, loom_error *error);
 LOOM_API loom_status loom_backward(const loom_plan *plan, const loom_args *args, void *stream, loom_error *error);
+
+/* What a launch makes of the mask before it reads a tensor, made once for many launches: which tiles are visited, and in
+ * which order, for all kernels of the plan, forward and backward. It depends on shape, q_start, k_start and the params that
+ * the mask reads, and holds for every launch that has the same: all layers of a model, and their backward. Optional: a
+ * launch without it does the same in its workspace.
+ *
+ * Bytes that it takes for args->shape; 0, where the mask needs none of it: then there is nothing to prepare. */
+LOOM_API loom_status loom_prepared_bytes(const loom_plan *plan, const loom_args *args, size_t *bytes, loom_error *error);
+
+/* Enqueues it: fills args->prepared, of args->prepared_bytes, aligned to 256, any content. Tensors are not looked at. As
+ * for launches: no lock, no allocation, no host round trip, may be captured into a CUDA graph. */
+LOOM_API loom_status loom_prepare(const loom_plan *plan, const loom_args *args, void *stream, loom_error *error);
 
 #ifdef __cplusplus
 }

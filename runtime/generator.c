@@ -626,10 +626,12 @@ static void take_kernel(lua_State *lua, job *j, int table, loom__kernel_text *k)
     lua_getfield(lua, table, "grid");
     int grid = lua_gettop(lua);
     luaL_checktype(lua, grid, LUA_TTABLE);
+    k->grid_batch = text_field(lua, j, grid, "batch");
     k->grid_heads = text_field(lua, j, grid, "heads");
     k->grid_seq = text_field(lua, j, grid, "seq");
     k->grid_rows = int_field(lua, grid, "rows");
     k->grid_persistent = optional_int(lua, grid, "persistent");
+    k->prepares = bool_field(lua, table, "prepares");
     lua_settop(lua, table);
 
     k->num_needs = list_field(lua, table, "needs");
@@ -645,8 +647,16 @@ static void take_kernel(lua_State *lua, job *j, int table, loom__kernel_text *k)
     loom__region_text *regions = keep_bytes(lua, j, (size_t)k->num_regions * sizeof *regions);
     for (int32_t i = 0; i < k->num_regions; i++) {
         int row = push_row(lua, table + 1, i);
-        regions[i].name = text_field(lua, j, row, "name");
-        regions[i].row_bytes = integer_field(lua, row, "row_bytes");
+        regions[i].place = text_field(lua, j, row, "place");
+        regions[i].bytes = integer_field(lua, row, "bytes");
+        regions[i].prepared = bool_field(lua, row, "prepared");
+        regions[i].clear = bool_field(lua, row, "clear");
+        regions[i].num_dims = list_field(lua, row, "dims");
+        if (regions[i].num_dims > LOOM__REGION_DIMS) luaL_error(lua, "a region has too many dims");
+        for (int32_t axis = 0; axis < regions[i].num_dims; axis++) {
+            lua_geti(lua, row + 1, axis + 1);
+            regions[i].dims[axis] = take_text(lua, j, "dims");
+        }
         lua_settop(lua, table + 1);
     }
     k->regions = regions;

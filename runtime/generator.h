@@ -11,7 +11,7 @@
 
 /* -- Problems -------------------------------------------------------------------------------------------- */
 
-enum { LOOM__PARAM_DIMS = 4 };
+enum { LOOM__PARAM_DIMS = 4, LOOM__REGION_DIMS = 4 };
 
 typedef struct loom__param_info {
     const char *name;
@@ -54,18 +54,24 @@ typedef struct loom__pack_text {
     int32_t box_rows, box_chunks; /* of a map */
 } loom__pack_text;
 
+/* A piece of memory beside the tensors: `bytes` for each of the dims, which are texts like those of a param. */
 typedef struct loom__region_text {
-    const char *name;
-    int64_t row_bytes; /* per batch, head of q and row of q */
+    const char *place; /* kernels that name the same share it */
+    int64_t bytes;
+    int32_t num_dims;
+    const char *dims[LOOM__REGION_DIMS];
+    bool prepared; /* depends on the mask alone */
+    bool clear;    /* a launch begins with zeros */
 } loom__region_text;
 
 typedef struct loom__kernel_text {
     const char *name, *pass, *variant, *symbol, *key;
     const char *arch; /* that the compiler is told: "sm_90a"; NULL: the plan's */
-    const char *grid_heads, *grid_seq;
+    const char *grid_batch, *grid_heads, *grid_seq;
     int32_t grid_rows;
     int32_t grid_persistent; /* blocks a multiprocessor that share out the tiles; 0: one block a tile */
     int32_t threads, smem_bytes;
+    bool prepares; /* makes what is prepared */
     int32_t num_needs;
     const char *const *needs; /* outputs; none: always launched */
     int32_t num_regions;

@@ -200,7 +200,7 @@ static loom_status check_aliases(const loom_args *args, loom_pass pass, loom_err
     return LOOM_OK;
 }
 
-static int64_t param_extent(const loom__dim *dim, const int64_t *values) {
+static int64_t extent_of(const loom__dim *dim, const int64_t *values) {
     if (dim->value < 0) return dim->constant;
     return (values[dim->value] + dim->divisor - 1) / dim->divisor;
 }
@@ -210,7 +210,7 @@ static loom_status check_array(const loom_plan *plan, int32_t slot, const loom_p
     const loom__plan_param *facts = &plan->params[slot];
     bool empty = false;
     for (int32_t axis = 0; axis < facts->num_dims; axis++)
-        empty |= param_extent(&facts->dims[axis], values) == 0;
+        empty |= extent_of(&facts->dims[axis], values) == 0;
     if (!param->data && !empty) {
         return loom__fail(error, LOOM_INVALID, "args.params",
                           "params[%d] (%s): data is NULL, but it is an array", slot, facts->name);
@@ -223,7 +223,7 @@ static loom_status check_array(const loom_plan *plan, int32_t slot, const loom_p
     }
     int64_t last = 0;
     for (int32_t axis = 0; axis < facts->num_dims && !empty; axis++) {
-        int64_t extent = param_extent(&facts->dims[axis], values), reach;
+        int64_t extent = extent_of(&facts->dims[axis], values), reach;
         if (extent < 2) continue;
         bool over = __builtin_mul_overflow(extent - 1, param->stride[axis], &reach) ||
                     __builtin_add_overflow(last, reach, &last) ||
@@ -281,49 +281,68 @@ static loom_status pack_params(const loom_plan *plan, const loom_args *args, int
 
 /* -- Workspace ------------------------------------------------------------------------------------------- */
 
-/* Bytes of all regions; offsets[i] is where region i begins. */
-static loom_status lay_out(const loom__plan_pass *pass, const loom_shape *shape, uint64_t *offsets,
+/* Adds the regions of a pass that are prepared, or those that are not, to *bytes; offsets[i] is where region i begins. */
+static loom_status lay_out(const loom__plan_pass *pass, bool prepared, const int64_t *values, uint64_t *offsets,
                            uint64_t *bytes, loom_error *error) {
-    uint64_t total = 0, rows = 0;
-    bool over = pass->num_regions > 0 &&
-                (__builtin_mul_overflow((uint64_t)shape->batch, (uint64_t)shape->heads_q, &rows) ||
-                 __builtin_mul_overflow(rows, (uint64_t)shape->seq_q, &rows));
     for (int32_t i = 0; i < pass->num_regions; i++) {
-        uint64_t size = 0;
-        over = over || __builtin_mul_overflow(rows, (uint64_t)pass->regions[i].row_bytes, &size) ||
-               size > INT64_MAX - WORKSPACE_ALIGNMENT;
+        const loom__region *region = &pass->regions[i];
+        uint64_t size = (uint64_t)region->bytes;
+        bool over = false;
+        if (region->prepared != prepared) continue;
+        for (int32_t axis = 0; axis < region->num_dims; axis++)
+            over |= __builtin_mul_overflow(size, (uint64_t)extent_of(&region->dims[axis], values), &size);
+        over |= size > INT64_MAX - WORKSPACE_ALIGNMENT;
         size = (size + WORKSPACE_ALIGNMENT - 1) / WORKSPACE_ALIGNMENT * WORKSPACE_ALIGNMENT;
-        offsets[i] = total;
-        over = over || __builtin_add_overflow(total, size, &total);
+        offsets[i] = *bytes;
+        over |= __builtin_add_overflow(*bytes, size, bytes);
+        if (!over && *bytes <= SIZE_MAX / 2) continue;
+        return loom__fail(error, LOOM_UNSUPPORTED, "args.shape",
+                          "the %s of batch %lld, heads_q %lld, seq_q %lld, seq_k %lld is larger than memory can be",
+                          prepared ? "prepared memory" : "workspace", (long long)values[LOOM__VALUE_BATCH],
+                          (long long)values[LOOM__VALUE_HEADS_Q], (long long)values[LOOM__VALUE_SEQ_Q],
+                          (long long)values[LOOM__VALUE_SEQ_K]);
     }
-    if (over || total > SIZE_MAX / 2) {
-        return loom__fail(
-            error, LOOM_UNSUPPORTED, "args.shape",
-            "the workspace of batch %lld, heads_q %lld, seq_q %lld is larger than memory can be",
-            (long long)shape->batch, (long long)shape->heads_q, (long long)shape->seq_q);
-    }
-    *bytes = total;
     return LOOM_OK;
 }
 
-static loom_status check_workspace(const loom_args *args, uint64_t needed, loom_error *error) {
+/* Where regions lie: those that are prepared in the caller's memory for that, forward's first, or, where it has none, in
+ * the workspace behind the others. */
+typedef struct layout {
+    uint64_t offsets[LOOM__MAX_REGIONS];
+    uint64_t workspace_bytes, prepared_bytes; /* needed; prepared_bytes of both passes */
+} layout;
+
+static loom_status lay_out_pass(const loom_plan *plan, loom_pass pass, bool has_prepared, const int64_t *values,
+                                layout *out, loom_error *error) {
+    uint64_t ignored[LOOM__MAX_REGIONS];
+    out->workspace_bytes = out->prepared_bytes = 0;
+    LOOM_TRY(NULL, lay_out(&plan->passes[pass], false, values, out->offsets, &out->workspace_bytes, error));
+    for (int32_t i = LOOM_FORWARD; i <= LOOM_BACKWARD; i++) {
+        LOOM_TRY(NULL, lay_out(&plan->passes[i], true, values, i == (int32_t)pass ? out->offsets : ignored,
+                               &out->prepared_bytes, error));
+    }
+    if (has_prepared) return LOOM_OK;
+    return lay_out(&plan->passes[pass], true, values, out->offsets, &out->workspace_bytes, error);
+}
+
+/* Memory that the caller gives: enough, and aligned. */
+static loom_status check_memory(const char *name, const void *memory, size_t bytes, uint64_t needed,
+                                loom_error *error) {
+    char field[48] = "args.";
+    strcat(field, name);
     if (!needed) return LOOM_OK;
-    if (!args->workspace) {
-        return loom__fail(error, LOOM_INVALID, "args.workspace",
-                          "workspace is NULL, this launch needs %llu bytes (loom_workspace_bytes)",
-                          (unsigned long long)needed);
+    if (!memory) {
+        return loom__fail(error, LOOM_INVALID, field, "%s is NULL, this launch needs %llu bytes (loom_%s_bytes)", name,
+                          (unsigned long long)needed, name);
     }
-    if (args->workspace_bytes < needed) {
-        return loom__fail(error, LOOM_INVALID, "args.workspace_bytes",
-                          "workspace_bytes is %zu, this launch needs %llu (loom_workspace_bytes)",
-                          args->workspace_bytes, (unsigned long long)needed);
-    }
-    if ((uintptr_t)args->workspace % WORKSPACE_ALIGNMENT) {
-        return loom__fail(error, LOOM_INVALID, "args.workspace",
-                          "workspace is %p, it must be a multiple of %d", args->workspace,
+    if ((uintptr_t)memory % WORKSPACE_ALIGNMENT) {
+        return loom__fail(error, LOOM_INVALID, field, "%s is %p, it must be a multiple of %d", name, memory,
                           WORKSPACE_ALIGNMENT);
     }
-    return LOOM_OK;
+    if (bytes >= needed) return LOOM_OK;
+    return loom__fail(error, LOOM_INVALID, strcat(field, "_bytes"),
+                      "%s_bytes is %zu, this launch needs %llu (loom_%s_bytes)", name, bytes,
+                      (unsigned long long)needed, name);
 }
 
 static loom_status check_call(const loom_plan *plan, loom_pass pass, const loom_args *args,
@@ -342,18 +361,50 @@ static loom_status check_call(const loom_plan *plan, loom_pass pass, const loom_
     return LOOM_OK;
 }
 
-loom_status loom_workspace_bytes(const loom_plan *plan, loom_pass pass, const loom_args *args, size_t *bytes,
-                                 loom_error *error) {
-    uint64_t offsets[LOOM__MAX_REGIONS], total = 0;
+static void pack_shape(const loom_shape *shape, int64_t *values) {
+    values[LOOM__VALUE_ONE] = 1;
+    values[LOOM__VALUE_BATCH] = shape->batch;
+    values[LOOM__VALUE_HEADS_Q] = shape->heads_q;
+    values[LOOM__VALUE_HEADS_KV] = shape->heads_kv;
+    values[LOOM__VALUE_GROUP] = shape->heads_kv ? shape->heads_q / shape->heads_kv : 0;
+    values[LOOM__VALUE_SEQ_Q] = shape->seq_q;
+    values[LOOM__VALUE_SEQ_K] = shape->seq_k;
+}
+
+static loom_status bytes_of(const loom_plan *plan, loom_pass pass, const loom_args *args, size_t *bytes, layout *out,
+                            loom_error *error) {
+    int64_t values[LOOM__NUM_VALUES];
     LOOM_TRY(NULL, check_call(plan, pass, args, error));
     if (!bytes) return loom__fail(error, LOOM_INVALID, "bytes", "bytes is NULL");
     LOOM_TRY(NULL, check_shape(&args->shape, error));
-    LOOM_TRY(NULL, lay_out(&plan->passes[pass], &args->shape, offsets, &total, error));
-    *bytes = (size_t)total;
+    pack_shape(&args->shape, values);
+    return lay_out_pass(plan, pass, args->prepared != NULL, values, out, error);
+}
+
+loom_status loom_workspace_bytes(const loom_plan *plan, loom_pass pass, const loom_args *args, size_t *bytes,
+                                 loom_error *error) {
+    layout l;
+    LOOM_TRY(NULL, bytes_of(plan, pass, args, bytes, &l, error));
+    *bytes = (size_t)l.workspace_bytes;
+    return LOOM_OK;
+}
+
+loom_status loom_prepared_bytes(const loom_plan *plan, const loom_args *args, size_t *bytes, loom_error *error) {
+    layout l;
+    LOOM_TRY(NULL, bytes_of(plan, LOOM_FORWARD, args, bytes, &l, error));
+    *bytes = (size_t)l.prepared_bytes;
     return LOOM_OK;
 }
 
 /* -- Packing and launching ------------------------------------------------------------------------------- */
+
+static void pack_positions(const loom_args *args, int64_t *values) {
+    const loom_shape *shape = &args->shape;
+    pack_shape(shape, values);
+    values[LOOM__VALUE_Q_START] =
+        args->q_start == LOOM_DEFAULT_START ? shape->seq_k - shape->seq_q : args->q_start;
+    values[LOOM__VALUE_K_START] = args->k_start == LOOM_DEFAULT_START ? 0 : args->k_start;
+}
 
 static void pack_values(const loom_plan *plan, const loom_args *args, loom_pass pass, int64_t *values) {
     for (int32_t i = 0; i < LOOM__NUM_TENSORS; i++) {
@@ -363,16 +414,7 @@ static void pack_values(const loom_plan *plan, const loom_args *args, loom_pass 
         out[0] = (int64_t)(uintptr_t)tensor->data;
         memcpy(&out[1], tensor->stride, 3 * sizeof tensor->stride[0]);
     }
-    const loom_shape *shape = &args->shape;
-    values[LOOM__VALUE_BATCH] = shape->batch;
-    values[LOOM__VALUE_HEADS_Q] = shape->heads_q;
-    values[LOOM__VALUE_HEADS_KV] = shape->heads_kv;
-    values[LOOM__VALUE_GROUP] = shape->heads_kv ? shape->heads_q / shape->heads_kv : 0;
-    values[LOOM__VALUE_SEQ_Q] = shape->seq_q;
-    values[LOOM__VALUE_SEQ_K] = shape->seq_k;
-    values[LOOM__VALUE_Q_START] =
-        args->q_start == LOOM_DEFAULT_START ? shape->seq_k - shape->seq_q : args->q_start;
-    values[LOOM__VALUE_K_START] = args->k_start == LOOM_DEFAULT_START ? 0 : args->k_start;
+    pack_positions(args, values);
     float scale = args->scale != 0.0f ? args->scale : (float)(1.0 / sqrt((double)plan->d));
     uint32_t bits;
     memcpy(&bits, &scale, sizeof bits);
@@ -439,7 +481,7 @@ static void pack_args(const loom__plan_kernel *kernel, const int64_t *values, co
 /* Blocks of a kernel, -1 when its tiles are more than a grid holds, and more than kernels count. */
 static int64_t count_blocks(const loom_plan *plan, const loom__plan_kernel *kernel, const int64_t *values) {
     int64_t tiles = (values[kernel->grid_seq] + kernel->grid_rows - 1) / kernel->grid_rows, blocks;
-    if (__builtin_mul_overflow(values[LOOM__VALUE_BATCH], values[kernel->grid_heads], &blocks) ||
+    if (__builtin_mul_overflow(values[kernel->grid_batch], values[kernel->grid_heads], &blocks) ||
         __builtin_mul_overflow(blocks, tiles, &blocks) || blocks > MAX_BLOCKS)
         return -1;
     if (!kernel->grid_persistent || plan->host) return blocks;
@@ -463,20 +505,24 @@ static loom_status launch_kernel(const loom_plan *plan, const loom__plan_kernel 
     return result ? loom__driver_check(plan->driver, result, kernel->facts.symbol, error) : LOOM_OK;
 }
 
-static loom_status launch_all(const loom_plan *plan, const loom__plan_variant *variant, uint32_t wanted,
+/* Which kernels of a variant a launch is of. */
+typedef enum role { ALL, ALL_BUT_PREPARING, PREPARING } role;
+
+static loom_status launch_all(const loom_plan *plan, const loom__plan_variant *variant, role which, uint32_t wanted,
                               const int64_t *values, const launch_maps *maps, void *stream,
                               loom_error *error) {
     const loom__plan_kernel *kernels = &plan->kernels[variant->first];
     int64_t blocks[LOOM__MAX_PASS_KERNELS];
     int32_t count = variant->count;
     for (int32_t i = 0; i < count; i++) {
-        bool needed = !kernels[i].needs || kernels[i].needs & wanted;
+        bool needed = (!kernels[i].needs || kernels[i].needs & wanted) &&
+                      (which == ALL || kernels[i].prepares == (which == PREPARING));
         blocks[i] = needed ? count_blocks(plan, &kernels[i], values) : 0;
         if (blocks[i] < 0) {
             return loom__fail(error, LOOM_UNSUPPORTED, "args.shape",
                               "kernel %s needs a grid of batch %lld x heads %lld x ceil(%lld / %d) blocks, "
                               "at most 2147483647 are possible",
-                              kernels[i].facts.name, (long long)values[LOOM__VALUE_BATCH],
+                              kernels[i].facts.name, (long long)values[kernels[i].grid_batch],
                               (long long)values[kernels[i].grid_heads],
                               (long long)values[kernels[i].grid_seq], kernels[i].grid_rows);
         }
@@ -531,17 +577,14 @@ static loom_status launch_variant(const loom_plan *plan, loom_pass pass, const l
         const loom__plan_variant *variant = &kernels->variants[i];
         if (bits % (uint64_t)variant->alignment == 0 &&
             encode_maps(plan, args, variant, &maps, &refused, &result))
-            return launch_all(plan, variant, wanted, values, &maps, stream, error);
+            return launch_all(plan, variant, args->prepared ? ALL_BUT_PREPARING : ALL, wanted, values, &maps, stream,
+                              error);
     }
     if (refused >= 0) return fail_map(plan, args, refused, result, error);
     return fail_alignment(plan, args, pass, kernels->variants[0].alignment, error);
 }
 
-static loom_status launch(const loom_plan *plan, loom_pass pass, const loom_args *args, void *stream,
-                          loom_error *error) {
-    int64_t values[LOOM__NUM_VALUES];
-    uint64_t offsets[LOOM__MAX_REGIONS], workspace_bytes = 0, bits = 0;
-    uint32_t wanted = 0;
+static loom_status check_launch(const loom_plan *plan, loom_pass pass, const loom_args *args, loom_error *error) {
     LOOM_TRY(NULL, check_call(plan, pass, args, error));
     if (!plan->launchable) {
         return loom__fail(error, LOOM_INVALID, "plan",
@@ -549,39 +592,90 @@ static loom_status launch(const loom_plan *plan, loom_pass pass, const loom_args
     }
     if (!loom__plan_is_ready(plan)) return loom__plan_fail_unready(plan, error);
     LOOM_TRY(plan->context, check_shape(&args->shape, error));
+    LOOM_TRY(plan->context, check_start("args.q_start", args->q_start, args->shape.seq_q, error));
+    return check_start("args.k_start", args->k_start, args->shape.seq_k, error);
+}
+
+/* Checks the caller's memory and says where the regions of a pass lie; a call that prepares needs no workspace. */
+static loom_status place_regions(const loom_plan *plan, loom_pass pass, const loom_args *args, bool preparing,
+                                 int64_t *values, loom_error *error) {
+    layout l;
+    const loom__plan_pass *kernels = &plan->passes[pass];
+    bool has_prepared = preparing || args->prepared;
+    LOOM_TRY(NULL, lay_out_pass(plan, pass, has_prepared, values, &l, error));
+    if (!preparing)
+        LOOM_TRY(NULL, check_memory("workspace", args->workspace, args->workspace_bytes, l.workspace_bytes, error));
+    if (has_prepared)
+        LOOM_TRY(NULL, check_memory("prepared", args->prepared, args->prepared_bytes, l.prepared_bytes, error));
+    for (int32_t i = 0; i < kernels->num_regions; i++) {
+        const void *memory = has_prepared && kernels->regions[i].prepared ? args->prepared : args->workspace;
+        values[LOOM__VALUE_REGIONS + i] = memory ? (int64_t)((uintptr_t)memory + l.offsets[i]) : 0;
+    }
+    return LOOM_OK;
+}
+
+/* What a call packs, and then launches with the device's primary context current. */
+typedef struct launch_job {
+    const loom_plan *plan;
+    loom_pass pass;
+    const loom_args *args;
+    uint64_t bits;
+    uint32_t wanted;
+    int64_t values[LOOM__NUM_VALUES];
+    void *stream;
+} launch_job;
+
+static loom_status enter(launch_job *job, loom_status (*run)(launch_job *job, loom_error *error), loom_error *error) {
+    const loom_plan *plan = job->plan;
+    if (plan->host) return run(job, error);
+    loom__cuda_handle current = NULL;
+    plan->driver->context_current(&current);
+    bool other = current != plan->device->primary;
+    if (other) LOOM_TRY(plan->context, loom__device_enter(plan->context, plan->device, error));
+    loom_status status = run(job, error);
+    if (other) loom__device_leave(plan->context);
+    return status;
+}
+
+/* Regions that kernels find cleared. Host kernels have none. */
+static loom_status clear_regions(const launch_job *job, loom_error *error) {
+    const loom_plan *plan = job->plan;
+    const loom__plan_pass *pass = &plan->passes[job->pass];
+    for (int32_t i = 0; i < pass->num_regions; i++) {
+        uint64_t size = (uint64_t)pass->regions[i].bytes;
+        if (!pass->regions[i].clear) continue;
+        for (int32_t axis = 0; axis < pass->regions[i].num_dims; axis++)
+            size *= (uint64_t)extent_of(&pass->regions[i].dims[axis], job->values);
+        int result = plan->driver->memory_fill((loom__device_ptr)job->values[LOOM__VALUE_REGIONS + i], 0, size, job->stream);
+        if (result) return loom__driver_check(plan->driver, result, "cuMemsetD8Async", error);
+    }
+    return LOOM_OK;
+}
+
+static loom_status run_pass(launch_job *job, loom_error *error) {
+    LOOM_TRY(job->plan->context, clear_regions(job, error));
+    return launch_variant(job->plan, job->pass, job->args, job->bits, job->wanted, job->values, job->stream, error);
+}
+
+static loom_status launch(const loom_plan *plan, loom_pass pass, const loom_args *args, void *stream,
+                          loom_error *error) {
+    launch_job job = {.plan = plan, .pass = pass, .args = args, .stream = stream};
+    LOOM_TRY(NULL, check_launch(plan, pass, args, error));
     if (args->scale != 0.0f && !(args->scale >= 0x1p-64f && args->scale <= 0x1p64f)) {
         return loom__fail(error, LOOM_INVALID, "args.scale",
                           "scale is %g, it must be from 2^-64 to 2^64, or 0 for 1/sqrt(%d)", (double)args->scale,
                           plan->d);
     }
-    LOOM_TRY(plan->context, check_start("args.q_start", args->q_start, args->shape.seq_q, error));
-    LOOM_TRY(plan->context, check_start("args.k_start", args->k_start, args->shape.seq_k, error));
     for (int32_t i = 0; i < LOOM__NUM_TENSORS; i++) {
-        LOOM_TRY(plan->context, check_tensor(plan, args, pass, i, &bits, error));
-        if (is_written(i, pass) && tensor_of(args, i)->data) wanted |= 1u << i;
+        LOOM_TRY(plan->context, check_tensor(plan, args, pass, i, &job.bits, error));
+        if (is_written(i, pass) && tensor_of(args, i)->data) job.wanted |= 1u << i;
     }
     LOOM_TRY(plan->context, check_aliases(args, pass, error));
-    pack_values(plan, args, pass, values);
-    LOOM_TRY(plan->context, pack_params(plan, args, values, error));
-
-    const loom__plan_pass *kernels = &plan->passes[pass];
-    if (pass == LOOM_BACKWARD && !wanted) return LOOM_OK;
-    LOOM_TRY(plan->context, lay_out(kernels, &args->shape, offsets, &workspace_bytes, error));
-    LOOM_TRY(plan->context, check_workspace(args, workspace_bytes, error));
-    for (int32_t i = 0; i < kernels->num_regions; i++) {
-        values[LOOM__VALUE_REGIONS + i] =
-            workspace_bytes ? (int64_t)((uintptr_t)args->workspace + offsets[i]) : 0;
-    }
-
-    if (plan->host) return launch_variant(plan, pass, args, bits, wanted, values, stream, error);
-    const loom__driver_api *driver = plan->driver;
-    loom__cuda_handle current = NULL;
-    driver->context_current(&current);
-    bool enter = current != plan->device->primary;
-    if (enter) LOOM_TRY(plan->context, loom__device_enter(plan->context, plan->device, error));
-    loom_status status = launch_variant(plan, pass, args, bits, wanted, values, stream, error);
-    if (enter) loom__device_leave(plan->context);
-    return status;
+    pack_values(plan, args, pass, job.values);
+    LOOM_TRY(plan->context, pack_params(plan, args, job.values, error));
+    if (pass == LOOM_BACKWARD && !job.wanted) return LOOM_OK;
+    LOOM_TRY(plan->context, place_regions(plan, pass, args, false, job.values, error));
+    return enter(&job, run_pass, error);
 }
 
 loom_status loom_forward(const loom_plan *plan, const loom_args *args, void *stream, loom_error *error) {
@@ -590,4 +684,31 @@ loom_status loom_forward(const loom_plan *plan, const loom_args *args, void *str
 
 loom_status loom_backward(const loom_plan *plan, const loom_args *args, void *stream, loom_error *error) {
     return launch(plan, LOOM_BACKWARD, args, stream, error);
+}
+
+/* -- Preparing ------------------------------------------------------------------------------------------- */
+
+/* Variants of one target read the same places: those that an earlier one has made are left out. */
+static loom_status run_preparing(launch_job *job, loom_error *error) {
+    const loom_plan *plan = job->plan;
+    for (int32_t pass = LOOM_FORWARD; pass <= LOOM_BACKWARD; pass++) {
+        const loom__plan_pass *kernels = &plan->passes[pass];
+        uint32_t made = 0;
+        LOOM_TRY(plan->context, place_regions(plan, (loom_pass)pass, job->args, true, job->values, error));
+        for (int32_t i = 0; i < kernels->num_variants; i++) {
+            const loom__plan_variant *variant = &kernels->variants[i];
+            if (!(variant->prepares & ~made)) continue;
+            made |= variant->prepares;
+            LOOM_TRY(plan->context, launch_all(plan, variant, PREPARING, UINT32_MAX, job->values, NULL, job->stream, error));
+        }
+    }
+    return LOOM_OK;
+}
+
+loom_status loom_prepare(const loom_plan *plan, const loom_args *args, void *stream, loom_error *error) {
+    launch_job job = {.plan = plan, .args = args, .stream = stream};
+    LOOM_TRY(NULL, check_launch(plan, LOOM_FORWARD, args, error));
+    pack_positions(args, job.values);
+    LOOM_TRY(plan->context, pack_params(plan, args, job.values, error));
+    return enter(&job, run_preparing, error);
 }

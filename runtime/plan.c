@@ -117,7 +117,7 @@ static const struct {
     const char *name;
     int32_t value;
 } WORDS[] = {
-    {"batch", LOOM__VALUE_BATCH},     {"heads_q", LOOM__VALUE_HEADS_Q}, {"heads_kv", LOOM__VALUE_HEADS_KV},
+    {"1", LOOM__VALUE_ONE},           {"batch", LOOM__VALUE_BATCH},     {"heads_q", LOOM__VALUE_HEADS_Q}, {"heads_kv", LOOM__VALUE_HEADS_KV},
     {"group", LOOM__VALUE_GROUP},     {"seq_q", LOOM__VALUE_SEQ_Q},     {"seq_k", LOOM__VALUE_SEQ_K},
     {"q_start", LOOM__VALUE_Q_START}, {"k_start", LOOM__VALUE_K_START}, {"scale", LOOM__VALUE_SCALE}};
 
@@ -142,7 +142,7 @@ static int32_t find_value(const loom_plan *plan, const loom__plan_pass *pass, co
     if (word >= 0) return word;
     if (strncmp(source, "workspace.", 10) == 0) {
         for (int32_t i = 0; i < pass->num_regions; i++) {
-            if (strcmp(pass->regions[i].name, source + 10) == 0) return LOOM__VALUE_REGIONS + i;
+            if (strcmp(pass->regions[i].place, source + 10) == 0) return LOOM__VALUE_REGIONS + i;
         }
         return -1;
     }
@@ -173,7 +173,7 @@ static loom_status bad_descriptor(const loom__kernel_text *text, const char *wha
 
 /* -- Resolving what the generator said ------------------------------------------------------------------- */
 
-static loom_status read_dim(const char *text, loom__dim *dim, const char *param, loom_error *error) {
+static loom_status read_dim(const char *text, loom__dim *dim, const char *owner, loom_error *error) {
     char word[32];
     long long divisor;
     char *end;
@@ -188,7 +188,7 @@ static loom_status read_dim(const char *text, loom__dim *dim, const char *param,
     }
     if (dim->value >= 0) return LOOM_OK;
     return loom__fail(error, LOOM_INTERNAL, "generator",
-                      "param %s: the runtime does not know the dimension '%s'", param, text);
+                      "%s: the runtime does not know the dimension '%s'", owner, text);
 }
 
 static loom_status read_params(loom_plan *plan, const loom__problem_info *info, loom_error *error) {
@@ -226,16 +226,26 @@ static loom_status read_params(loom_plan *plan, const loom__problem_info *info, 
     return LOOM_OK;
 }
 
-/* Regions of a pass, of all its kernels: the workspace does not depend on which of them run. */
+/* Regions of a pass, of all its kernels: the workspace does not depend on which of them run. Those of one place are
+ * alike, but for how much they take of each of the dims. */
 static loom_status read_regions(loom__plan_pass *pass, const loom__kernel_text *text, loom_error *error) {
     for (int32_t i = 0; i < text->num_regions; i++) {
         const loom__region_text *from = &text->regions[i];
         int32_t at = 0;
-        while (at < pass->num_regions && strcmp(pass->regions[at].name, from->name)) at++;
-        if (at == LOOM__MAX_REGIONS || from->row_bytes < 0)
-            return bad_descriptor(text, "workspace region", from->name, error);
-        if (at == pass->num_regions) pass->regions[pass->num_regions++] = (loom__region){from->name, 0};
-        if (from->row_bytes > pass->regions[at].row_bytes) pass->regions[at].row_bytes = from->row_bytes;
+        while (at < pass->num_regions && strcmp(pass->regions[at].place, from->place)) at++;
+        if (at == LOOM__MAX_REGIONS || from->bytes < 0)
+            return bad_descriptor(text, "workspace region", from->place, error);
+        loom__region *region = &pass->regions[at];
+        if (at == pass->num_regions) {
+            pass->num_regions++;
+            *region = (loom__region){.place = from->place,
+                                     .num_dims = from->num_dims,
+                                     .prepared = from->prepared,
+                                     .clear = from->clear};
+            for (int32_t axis = 0; axis < from->num_dims; axis++)
+                LOOM_TRY(NULL, read_dim(from->dims[axis], &region->dims[axis], from->place, error));
+        }
+        if (from->bytes > region->bytes) region->bytes = from->bytes;
     }
     return LOOM_OK;
 }
@@ -285,6 +295,8 @@ static loom_status read_rows(loom_plan *plan, loom__plan_pass *pass, const loom_
         int32_t value = map ? add_map(variant, from) : find_value(plan, pass, from->source);
         int32_t bytes = map ? LOOM__MAP_BYTES : wide ? 8 : 4;
         if (value < 0) return bad_descriptor(text, "argument source", from->source, error);
+        if (kernel->prepares && !map && value >= LOOM__VALUE_REGIONS && value < LOOM__VALUE_PARAMS)
+            variant->prepares |= 1u << (value - LOOM__VALUE_REGIONS);
         if (from->offset < 0 || from->offset + bytes > text->args_bytes) {
             return bad_descriptor(text, "argument outside its struct:", from->source, error);
         }
@@ -314,9 +326,12 @@ static loom_status read_kernel(loom_plan *plan, const loom__kernel_text *text, i
     loom__plan_kernel *kernel = &plan->kernels[index];
     loom_pass which = strcmp(text->pass, "backward") == 0 ? LOOM_BACKWARD : LOOM_FORWARD;
     loom__plan_pass *pass = &plan->passes[which];
+    kernel->prepares = text->prepares;
+    kernel->grid_batch = find_word(text->grid_batch);
     kernel->grid_heads = find_word(text->grid_heads);
     kernel->grid_seq = find_word(text->grid_seq);
     kernel->grid_rows = text->grid_rows;
+    if (kernel->grid_batch < 0) return bad_descriptor(text, "grid batch", text->grid_batch, error);
     if (kernel->grid_heads < 0) return bad_descriptor(text, "grid heads", text->grid_heads, error);
     kernel->grid_persistent = text->grid_persistent;
     kernel->arch = text->arch ? text->arch : plan->texts[LOOM_TEXT_ARCH];

@@ -38,7 +38,8 @@ enum {
  */
 enum {
     LOOM__VALUE_TENSORS = 0, /* per tensor: data, stride of batch, seq, head */
-    LOOM__VALUE_BATCH = 4 * LOOM__NUM_TENSORS,
+    LOOM__VALUE_ONE = 4 * LOOM__NUM_TENSORS,
+    LOOM__VALUE_BATCH,
     LOOM__VALUE_HEADS_Q,
     LOOM__VALUE_HEADS_KV,
     LOOM__VALUE_GROUP,
@@ -87,7 +88,8 @@ typedef struct loom__plan_kernel {
     int32_t num_rows;
     int32_t args_bytes;
     uint32_t needs;               /* bits of tensors, one of which must be wanted; 0: always */
-    int32_t grid_heads, grid_seq; /* indices of values */
+    bool prepares; /* makes what is prepared: not launched where the caller has that */
+    int32_t grid_batch, grid_heads, grid_seq; /* indices of values */
     int32_t grid_rows;
     int32_t grid_persistent;       /* blocks a multiprocessor that share out the tiles; 0: one block a tile */
     const char *arch;              /* for the compiler */
@@ -95,9 +97,13 @@ typedef struct loom__plan_kernel {
     loom__host_module host_module; /* host */
 } loom__plan_kernel;
 
+/* A piece of the workspace, or of what is prepared: `bytes` for each of the dims. */
 typedef struct loom__region {
-    const char *name;
-    int64_t row_bytes;
+    const char *place;
+    int64_t bytes;
+    int32_t num_dims;
+    loom__dim dims[LOOM__REGION_DIMS];
+    bool prepared, clear;
 } loom__region;
 
 typedef struct loom__plan_variant {
@@ -105,6 +111,7 @@ typedef struct loom__plan_variant {
     int32_t first, count;
     int32_t num_maps;
     loom__plan_map maps[LOOM__MAX_MAPS];
+    uint32_t prepares; /* bits of the pass's regions that some of its kernels make */
 } loom__plan_variant;
 
 /* Kernels of one pass. A launch takes the first variant whose alignment its tensors have and whose maps the

@@ -80,7 +80,8 @@ static void test_plan(void **state) {
     assert_int_equal(keys->num_needs, 2);
     assert_string_equal(keys->needs[1], "dv");
     assert_int_equal(keys->num_regions, 1);
-    assert_int_equal(keys->regions[0].row_bytes, 12);
+    assert_int_equal(keys->regions[0].bytes, 12);
+    assert_string_equal(keys->regions[0].dims[2], "seq_q");
     assert_int_equal(keys->num_rows, 18);
     assert_string_equal(keys->rows[8].source, "workspace.sums");
     assert_string_equal(keys->rows[8].type, "ptr");

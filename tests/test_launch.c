@@ -38,6 +38,8 @@ static struct fake {
     bool quiet; /* launches are not recorded */
     bool refuses_broadcast;
     int num_maps;
+    void *filled; /* last */
+    size_t filled_bytes;
 } fake;
 
 /* Contexts that are current belong to a thread; all else above is under the lock where threads load kernels.
@@ -128,6 +130,12 @@ static int f_launch(loom__cuda_handle function, unsigned grid_x, unsigned grid_y
     return 0;
 }
 
+static int f_fill(loom__device_ptr to, unsigned char value, size_t bytes, loom__cuda_handle stream) {
+    fake.filled = (void *)(uintptr_t)to;
+    fake.filled_bytes = bytes;
+    return value || !stream;
+}
+
 static int f_encode(void *map, int type, unsigned rank, void *address, const uint64_t *extents,
                     const uint64_t *strides, const uint32_t *box, const uint32_t *steps, int interleave,
                     int swizzle, int promotion, int fill) {
@@ -171,6 +179,7 @@ static const loom__driver_api DRIVER = {.init = f_init,
                                         .module_function = f_function,
                                         .function_set = f_set,
                                         .launch = f_launch,
+                                        .memory_fill = f_fill,
                                         .map_encode = f_encode};
 static const loom__hooks HOOKS = {.driver = &DRIVER};
 
@@ -617,6 +626,84 @@ static void test_gpu(void **state) {
     assert_int_equal(fake.retained, 0);
 }
 
+/* What launches make of the mask, in their workspace or once before. */
+static void test_prepared(void **state) {
+    (void)state;
+    static bench storage;
+    bench *b = &storage;
+    static _Alignas(256) unsigned char prepared[512];
+    void *stream = (void *)(uintptr_t)0xabc;
+    loom_context *context = gpu_context();
+    loom_plan *plan = NULL;
+    loom_error error = LOOM_ERROR_INIT;
+    size_t bytes = 0;
+    assert_ok(error, gpu_plan(context, "bf16 listed", 0, 0, &plan, &error));
+    reset(b);
+    b->args.num_params = 0;
+
+    /* 10 queries: 2 entries of 4 bytes; 12 bytes that a launch clears. Each region begins at a multiple of 256. */
+    assert_ok(error, loom_prepared_bytes(plan, &b->args, &bytes, &error));
+    assert_int_equal(bytes, 256);
+    assert_ok(error, loom_workspace_bytes(plan, LOOM_FORWARD, &b->args, &bytes, &error));
+    assert_int_equal(bytes, 512);
+    assert_ok(error, loom_forward(plan, &b->args, stream, &error));
+    assert_int_equal(fake.num_launches, 2);
+    assert_string_equal(fake.launches[0].symbol, "fake_list");
+    assert_int_equal(fake.launches[0].grid, 2); /* whatever the batch and heads */
+    assert_ptr_equal((void *)(uintptr_t)wide(fake.launches[0].args, 0), b->memory.workspace + 256);
+    assert_string_equal(fake.launches[1].symbol, "fake_forward");
+    assert_ptr_equal((void *)(uintptr_t)wide(fake.launches[1].args, 0), b->memory.workspace + 256);
+    assert_ptr_equal((void *)(uintptr_t)wide(fake.launches[1].args, 1), b->memory.workspace);
+    assert_ptr_equal(fake.filled, b->memory.workspace);
+    assert_int_equal(fake.filled_bytes, 12);
+
+    fake.num_launches = 0;
+    b->args.prepared = prepared;
+    b->args.prepared_bytes = 256;
+    b->args.q.data = NULL; /* tensors are not looked at */
+    assert_ok(error, loom_prepare(plan, &b->args, stream, &error));
+    assert_int_equal(fake.num_launches, 1); /* both variants read the same place */
+    assert_string_equal(fake.launches[0].symbol, "fake_list");
+    assert_ptr_equal(fake.launches[0].stream, stream);
+    assert_ptr_equal((void *)(uintptr_t)wide(fake.launches[0].args, 0), prepared);
+    reset(b);
+    b->args.num_params = 0;
+    b->args.prepared = prepared;
+    b->args.prepared_bytes = 256;
+
+    fake.num_launches = 0;
+    assert_ok(error, loom_workspace_bytes(plan, LOOM_FORWARD, &b->args, &bytes, &error));
+    assert_int_equal(bytes, 256);
+    b->args.workspace_bytes = 256;
+    assert_ok(error, loom_forward(plan, &b->args, stream, &error));
+    assert_int_equal(fake.num_launches, 1);
+    assert_ptr_equal((void *)(uintptr_t)wide(fake.launches[0].args, 0), prepared);
+    assert_ptr_equal((void *)(uintptr_t)wide(fake.launches[0].args, 1), b->memory.workspace);
+
+    b->args.prepared_bytes = 255;
+    assert_fails(error, LOOM_INVALID, "args.prepared_bytes", "prepared_bytes is 255, this launch needs 256 (loom_prepared_bytes)",
+                 loom_forward(plan, &b->args, stream, &error));
+    assert_fails(error, LOOM_INVALID, "args.prepared_bytes", "is 255", loom_prepare(plan, &b->args, stream, &error));
+    b->args.prepared = prepared + 16, b->args.prepared_bytes = 256;
+    assert_fails(error, LOOM_INVALID, "args.prepared", "multiple of 256", loom_prepare(plan, &b->args, stream, &error));
+    b->args.prepared = NULL;
+    assert_fails(error, LOOM_INVALID, "args.prepared", "prepared is NULL", loom_prepare(plan, &b->args, stream, &error));
+    assert_fails(error, LOOM_INVALID, "args", "NULL", loom_prepare(plan, NULL, stream, &error));
+    assert_fails(error, LOOM_INVALID, "bytes", "NULL", loom_prepared_bytes(plan, &b->args, NULL, &error));
+    assert_int_equal(fake.num_launches, 1);
+    loom_plan_destroy(plan);
+
+    /* Nothing to prepare: nothing is needed or launched. */
+    fake.num_launches = 0;
+    assert_ok(error, gpu_plan(context, "bf16", 0, 0, &plan, &error));
+    assert_ok(error, loom_prepared_bytes(plan, &b->args, &bytes, &error));
+    assert_int_equal(bytes, 0);
+    assert_ok(error, loom_prepare(plan, &b->args, stream, &error));
+    assert_int_equal(fake.num_launches, 0);
+    loom_plan_destroy(plan);
+    loom_context_destroy(context);
+}
+
 /* Batch, heads or lengths of 0: what must be written still is, the rest launches nothing. */
 static void test_empty(void **state) {
     (void)state;
@@ -1044,6 +1131,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_descriptions, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_no_driver, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_gpu, rig_setup, rig_teardown),
+        cmocka_unit_test_setup_teardown(test_prepared, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_empty, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_variants, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_maps, rig_setup, rig_teardown),

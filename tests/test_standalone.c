@@ -52,9 +52,11 @@ static char folder[] = "/tmp/attnloom-standalone-XXXXXX";
 
 static const loom__driver_api *driver;
 static ejected_launch ejected; /* NULL: the library launches its own kernels */
-static int num_launches;
+static int num_launches, main_launch; /* from 1 */
+static size_t taken_at;               /* 0, or where a pointer is put in that kernels of mma do not have */
+static loom__device_ptr taken;
 
-/* The first launch of a pass hands its arguments to the ejected launcher, which launches all kernels. */
+/* The launch of a pass whose kernel has all arguments hands them to the ejected launcher, which launches all kernels. */
 static int launch(loom__cuda_handle function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
                   unsigned block_y, unsigned block_z, unsigned smem_bytes, loom__cuda_handle stream,
                   void **parameters, void **extra) {
@@ -62,7 +64,32 @@ static int launch(loom__cuda_handle function, unsigned grid_x, unsigned grid_y, 
     if (!ejected)
         return driver->launch(function, grid_x, grid_y, grid_z, block_x, block_y, block_z, smem_bytes, stream,
                               parameters, extra);
-    return num_launches == 1 ? ejected(parameters[0], stream) : 0;
+    if (num_launches != main_launch) return 0;
+    unsigned char packed[1024];
+    const unsigned char *from = parameters[0];
+    if (!taken_at) return ejected(from, stream);
+    memcpy(packed, from, taken_at);
+    memcpy(packed + taken_at, &taken, sizeof taken);
+    memcpy(packed + taken_at + sizeof taken, from + taken_at, 256); /* more than is left of any unit's arguments */
+    return ejected(packed, stream);
+}
+
+/* The place of a kernel among the launches of its pass, from 1. */
+static int place_of(const loom_plan *plan, const char *name) {
+    int place = 0;
+    const char *variant = NULL;
+    for (int32_t i = 0; i < loom_plan_num_kernels(plan); i++) {
+        loom_kernel k = LOOM_KERNEL_INIT;
+        loom_error error = LOOM_ERROR_INIT;
+        assert_int_equal(loom_plan_kernel(plan, i, &k, &error), LOOM_OK);
+        if (strncmp(k.name, name, strcspn(name, "_")) != 0) continue;
+        if (!variant) variant = k.variant;
+        if (strcmp(k.variant, variant) != 0) continue;
+        place++;
+        if (strcmp(k.name, name) == 0) return place;
+    }
+    fail_msg("no kernel %s", name);
+    return 0;
 }
 
 /* A context whose launches pass through here. */
@@ -192,8 +219,12 @@ static uint64_t digest_of(loom_context *context, const struct unit *unit, loom_p
         fail_msg("\"%s\": %s: %s", unit->problem, error.field, error.text);
     if (unit->pass == LOOM_BACKWARD) run_pass(rig, unit, LOOM_FORWARD);
     ejected = found;
+    main_launch = found ? place_of(plan, unit->pass == LOOM_FORWARD ? "forward" : "backward_dkv") : 0;
+    taken_at = found && is_hopper(unit) && main_launch > 1 ? 160 : 0; /* behind q, k, v, o, lse: pointers and three strides */
+    if (taken_at && driver->memory_alloc(&taken, 4)) fail_msg("no memory");
     run_pass(rig, unit, unit->pass);
     ejected = NULL;
+    if (taken_at) driver->memory_free(taken);
     uint64_t digest = loom__rig_digest(rig, unit->pass);
     loom__rig_destroy(rig);
     return digest;

@@ -19,7 +19,8 @@ enum { BURST = 1u, SUSTAINED = 2u };
 enum { FULL = 1u, CAUSAL = 2u };
 enum { PAPER_TOKENS = 16384, PAPER_HIDDEN = 2048 };
 static const char *const DTYPES[] = {"bf16", "fp16", "fp32"};
-static const char *const PASSES[] = {"fwd", "bwd"};
+enum { PREPARING = LOOM_BACKWARD + 1 }; /* timed like a pass */
+static const char *const PASSES[] = {"fwd", "bwd", "prepare"};
 
 /* -- Command line --------------------------------------------------------------------------------------- */
 
@@ -42,6 +43,9 @@ static const loom__cli_option OPTIONS[] = {
     LOOM__CLI_ROW_SHAPE,
     {"--param", "NAME=FILE|NUMBER", LOOM__CLI_TEXTS, offsetof(loom__cli_bench_values, params),
      "a parameter of the problem: an .npy file for an array, a number for a scalar; may be repeated"},
+    {"--prepared", NULL, LOOM__CLI_FLAG, offsetof(loom__cli_bench_values, prepared),
+     "what launches make of the mask is made once before they are timed; that is timed too, in rows of pass prepare, where the mask "
+     "needs it"},
     {"--launch-cost", NULL, LOOM__CLI_FLAG, offsetof(loom__cli_bench_values, launch_cost),
      "instead: CPU time of a launch through the library beside a bare cuLaunchKernel of the same kernels "
      "(us)"},
@@ -194,7 +198,17 @@ loom_status loom__cli_cell_workspace(loom__cli_cell *cell, loom_pass pass, loom_
     return bytes ? loom__cli_memory_alloc(cell->memory, bytes, &cell->args.workspace, error) : LOOM_OK;
 }
 
+loom_status loom__cli_cell_prepare(loom__cli_cell *cell, loom_error *error) {
+    size_t bytes = 0;
+    LOOM_TRY(NULL, loom_prepared_bytes(cell->plan, &cell->args, &bytes, error));
+    if (!bytes) return LOOM_OK;
+    LOOM_TRY(NULL, loom__cli_memory_alloc(cell->memory, bytes, &cell->args.prepared, error));
+    cell->args.prepared_bytes = bytes;
+    return loom_prepare(cell->plan, &cell->args, NULL, error);
+}
+
 loom_status loom__cli_cell_launch(const loom__cli_cell *cell, loom_pass pass, loom_error *error) {
+    if ((int)pass == PREPARING) return loom_prepare(cell->plan, &cell->args, NULL, error);
     return pass == LOOM_FORWARD ? loom_forward(cell->plan, &cell->args, NULL, error)
                                 : loom_backward(cell->plan, &cell->args, NULL, error);
 }
@@ -264,7 +278,7 @@ static void print_row(const loom__cli_cell *cell, loom_pass pass, const char *mo
     const char *dtype = cell->facts->dtype == LOOM__BF16  ? "bf16"
                         : cell->facts->dtype == LOOM__F16 ? "fp16"
                                                           : "fp32";
-    double rate = work / ms / 1e9;
+    double rate = (int)pass == PREPARING ? 0 : work / ms / 1e9;
     printf("%s,%s,%d,%d,%lld,%lld,%lld,ours,%s,%.5f,%.*f,%s,%s", PASSES[pass], dtype, cell->facts->d, causal,
            (long long)s->seq_k, (long long)s->batch, (long long)s->heads_q, mode, ms, rate < 10 ? 3 : 1, rate,
            loom_plan_text(cell->plan, LOOM_TEXT_TARGET), loom_plan_text(cell->plan, schedule));
@@ -276,7 +290,7 @@ static void print_row(const loom__cli_cell *cell, loom_pass pass, const char *mo
 /* Times a pass of the cell's plan in each mode. */
 static loom_status bench_pass(const loom__cli_bench_values *values, loom__cli_cell *cell, loom_pass pass,
                               const loom__candidate *candidate, loom_error *error) {
-    LOOM_TRY(NULL, loom__cli_cell_workspace(cell, pass, error));
+    if ((int)pass != PREPARING) LOOM_TRY(NULL, loom__cli_cell_workspace(cell, pass, error));
     for (uint32_t mode = BURST; mode <= SUSTAINED; mode++) {
         double ms = 0;
         if (!(values->modes & mode)) continue;
@@ -333,6 +347,8 @@ static loom_status bench_cell(const loom__cli_bench_values *values, loom_context
     loom__cli_cell cell;
     loom_status status = loom__cli_cell_open(context, problem, desc, &values->params, &cell, error);
     bool backward = values->passes & 1u << LOOM_BACKWARD;
+    if (!status && values->prepared) status = loom__cli_cell_prepare(&cell, error);
+    if (!status && cell.args.prepared) status = bench_pass(values, &cell, (loom_pass)PREPARING, NULL, error);
     // The backward reads o and lse, so the forward runs in any case.
     for (int32_t pass = LOOM_FORWARD; pass <= (backward ? LOOM_BACKWARD : LOOM_FORWARD) && !status; pass++) {
         bool timed = values->passes & 1u << pass, sweep = values->common.most_schedules > 0;
@@ -426,8 +442,8 @@ int loom__cli_bench(int argc, char **argv) {
         loom__cli_say("bench: --cold and --launch-cost take a PROBLEM");
         return LOOM__CLI_USAGE;
     }
-    if (values.common.most_schedules && (values.cold || values.launch_cost || values.common.schedule)) {
-        loom__cli_say("bench: --schedules takes neither --schedule, --cold nor --launch-cost");
+    if (values.common.most_schedules && (values.cold || values.launch_cost || values.common.schedule || values.prepared)) {
+        loom__cli_say("bench: --schedules takes neither --schedule, --cold, --launch-cost nor --prepared");
         return LOOM__CLI_USAGE;
     }
     if (bench(&values, problem, &fine, &error)) return loom__cli_fail(&error);

@@ -13,7 +13,7 @@ typedef struct loom__cli_bench_values {
     uint32_t modes, passes, masks; /* bits */
     loom__cli_wholes hdims, seqlens;
     loom__cli_texts params;
-    bool launch_cost, cold;
+    bool launch_cost, cold, prepared;
 } loom__cli_bench_values;
 
 typedef struct loom__cli_cell {
@@ -36,6 +36,9 @@ void loom__cli_cell_close(loom__cli_cell *cell);
  * stream. */
 loom_status loom__cli_cell_workspace(loom__cli_cell *cell, loom_pass pass, loom_error *error);
 loom_status loom__cli_cell_launch(const loom__cli_cell *cell, loom_pass pass, loom_error *error);
+
+/* Gives the cell what the mask needs prepared, if anything, for all launches from then on. */
+loom_status loom__cli_cell_prepare(loom__cli_cell *cell, loom_error *error);
 
 /* Sorts the values; num is odd. */
 double loom__cli_median(double *values, int32_t num);

@@ -283,7 +283,7 @@ loom_status loom__rig_create(loom_context *context, const loom_plan *plan, int32
 void loom__rig_destroy(loom__rig *rig) {
     if (!rig) return;
     for (int i = 0; i < rig->num_buffers && !rig->on_host; i++) free(rig->buffers[i].host);
-    if (!rig->on_host) free(rig->workspace.host);
+    if (!rig->on_host) free(rig->workspace.host), free(rig->prepared.host);
     loom__cli_memory_close(rig->memory);
     loom__reference_destroy(rig->reference);
     free(rig);
@@ -331,25 +331,33 @@ static loom_status move_in(loom__rig *rig, loom_pass pass, loom_error *error) {
     return LOOM_OK;
 }
 
-/* Workspace of exactly the bytes asked for, with a guard behind, full of poison. */
-static loom_status make_workspace(loom__rig *rig, loom_pass pass, loom_args *args, loom_error *error) {
-    loom__rig_buffer *workspace = &rig->workspace;
-    size_t bytes = 0;
-    LOOM_TRY(rig->context, loom_workspace_bytes(rig->plan, pass, args, &bytes, error));
-    if (workspace->bytes < bytes + GUARD_BYTES) {
-        if (!rig->on_host) free(workspace->host);
-        *workspace = (loom__rig_buffer){.bytes = bytes + GUARD_BYTES};
-        LOOM_TRY(rig->context,
-                 loom__cli_memory_alloc(rig->memory, workspace->bytes, &workspace->device, error));
-        workspace->host = rig->on_host ? workspace->device : malloc(workspace->bytes);
-        if (!workspace->host)
-            return loom__fail(error, LOOM_MEMORY, "harness", "no memory for %zu bytes", workspace->bytes);
+/* Makes memory of exactly the bytes asked for, with a guard behind, full of poison. */
+static loom_status make_poisoned(loom__rig *rig, size_t bytes, loom__rig_buffer *memory, loom_error *error) {
+    if (memory->bytes < bytes + GUARD_BYTES) {
+        if (!rig->on_host) free(memory->host);
+        *memory = (loom__rig_buffer){.bytes = bytes + GUARD_BYTES};
+        LOOM_TRY(rig->context, loom__cli_memory_alloc(rig->memory, memory->bytes, &memory->device, error));
+        memory->host = rig->on_host ? memory->device : malloc(memory->bytes);
+        if (!memory->host)
+            return loom__fail(error, LOOM_MEMORY, "harness", "no memory for %zu bytes", memory->bytes);
     }
-    memset(workspace->host, POISON, workspace->bytes);
-    if (!rig->on_host)
-        LOOM_TRY(rig->context, loom__cli_memory_upload(rig->memory, workspace->device, workspace->host,
-                                                       workspace->bytes, error));
-    args->workspace = bytes ? workspace->device : NULL;
+    memset(memory->host, POISON, memory->bytes);
+    return rig->on_host ? LOOM_OK
+                        : loom__cli_memory_upload(rig->memory, memory->device, memory->host, memory->bytes, error);
+}
+
+static loom_status make_workspace(loom__rig *rig, loom_pass pass, loom_args *args, loom_error *error) {
+    size_t bytes = 0;
+    if (rig->options.prepared) {
+        LOOM_TRY(rig->context, loom_prepared_bytes(rig->plan, args, &bytes, error));
+        LOOM_TRY(rig->context, make_poisoned(rig, bytes, &rig->prepared, error));
+        args->prepared = bytes ? rig->prepared.device : NULL;
+        args->prepared_bytes = bytes;
+        if (bytes) LOOM_TRY(rig->context, loom_prepare(rig->plan, args, NULL, error));
+    }
+    LOOM_TRY(rig->context, loom_workspace_bytes(rig->plan, pass, args, &bytes, error));
+    LOOM_TRY(rig->context, make_poisoned(rig, bytes, &rig->workspace, error));
+    args->workspace = bytes ? rig->workspace.device : NULL;
     args->workspace_bytes = bytes;
     return LOOM_OK;
 }
@@ -411,15 +419,13 @@ static loom_status move_out(loom__rig *rig, loom_pass pass, loom_error *error) {
     return LOOM_OK;
 }
 
-static loom_status check_workspace(loom__rig *rig, size_t used, loom_error *error) {
-    loom__rig_buffer *workspace = &rig->workspace;
+static loom_status check_behind(loom__rig *rig, const char *what, loom__rig_buffer *memory, size_t used, loom_error *error) {
+    if (!memory->bytes) return LOOM_OK;
     if (!rig->on_host)
-        LOOM_TRY(rig->context, loom__cli_memory_download(rig->memory, workspace->host, workspace->device,
-                                                         workspace->bytes, error));
-    if (first_change(workspace->host, used, workspace->bytes) >= 0)
-        return loom__fail(error, LOOM_INTERNAL, "guard",
-                          "memory behind the workspace of %zu bytes was written", used);
-    return LOOM_OK;
+        LOOM_TRY(rig->context,
+                 loom__cli_memory_download(rig->memory, memory->host, memory->device, memory->bytes, error));
+    if (first_change(memory->host, used, memory->bytes) < 0) return LOOM_OK;
+    return loom__fail(error, LOOM_INTERNAL, "guard", "memory behind the %s of %zu bytes was written", what, used);
 }
 
 loom_status loom__rig_run(loom__rig *rig, loom_pass pass, loom_error *error) {
@@ -438,7 +444,9 @@ loom_status loom__rig_run(loom__rig *rig, loom_pass pass, loom_error *error) {
                                                 : loom_backward(rig->plan, &args, NULL, error));
     LOOM_TRY(rig->context, loom__cli_memory_sync(rig->memory, error));
     LOOM_TRY(rig->context, move_out(rig, pass, error));
-    LOOM_TRY(rig->context, check_workspace(rig, args.workspace_bytes, error));
+    LOOM_TRY(rig->context, check_behind(rig, "workspace", &rig->workspace, args.workspace_bytes, error));
+    if (args.prepared)
+        LOOM_TRY(rig->context, check_behind(rig, "prepared memory", &rig->prepared, args.prepared_bytes, error));
     if (digest_inputs(rig, pass) != before)
         return loom__fail(error, LOOM_INTERNAL, "guard", "the launch wrote to one of its inputs");
     return LOOM_OK;

@@ -52,6 +52,7 @@ typedef struct loom__rig_options {
     float spread;      /* standard deviation of q, k, v, dout; 0 means 1 */
     bool without_dlse; /* the launch gets no dlse */
     uint32_t unwanted; /* bit per loom__rig_name: an output that is left NULL */
+    bool prepared;     /* loom_prepare makes what the mask needs, before each run */
 } loom__rig_options;
 #define LOOM__RIG_OPTIONS_INIT                                                                               \
     { .q_start = LOOM_DEFAULT_START, .k_start = LOOM_DEFAULT_START, .seed = 1 }
@@ -84,7 +85,7 @@ typedef struct loom__rig {
     loom__rig_tensor tensors[LOOM__RIG_NUM];
     int param_buffers[LOOM__MAX_PARAMS]; /* -1: a scalar */
     loom_param params[LOOM__MAX_PARAMS]; /* host memory; tests may change values before a run */
-    loom__rig_buffer workspace;
+    loom__rig_buffer workspace, prepared;
 } loom__rig;
 
 /* Random tensors and params for a plan on a device (an ordinal or LOOM_DEVICE_HOST). The plan must outlive

@@ -60,7 +60,6 @@ static __device__ __forceinline__ float uniform_float(float x) { return __int_as
 //@ part("exp2")
 
 //@ if not exact_rows or bounds then
-//@ part("seen", {tiles = 1, columns = c.seen_columns, along = "keys", together = 4})
 
 //@ end
 //@ part("log2")
@@ -123,7 +122,7 @@ static __device__ __forceinline__ unsigned bar_checked(unsigned smem, int stage)
 
 // -- Planner: one warp finds the works of the block and the tiles that they visit --------------------------------
 
-//@ if not even and walk == "range" then
+//@ if not even and not listed then
 // Keys that a query of the first head sees, at most, of the first, the middle and the last.
 static __device__ __forceinline__ int keys_seen(const LoomArgs *args) {
     const Work work = {0, 0, 0, 0, args->seq_q, args->seq_k, args->q_start, args->k_start};
@@ -131,12 +130,9 @@ static __device__ __forceinline__ int keys_seen(const LoomArgs *args) {
 #pragma unroll 1
     for (int i = 0; i < 3; ++i) {
         const int query = args->q_start + (i == 2 ? args->seq_q - 1 : args->seq_q / 2 * i);
-        Span outer[num_spans], inner[num_spans];
+        Span outer[1], inner[1];
         visible_keys(args, &work, query, query, outer, inner);
-        int seen = 0;
-#pragma unroll
-        for (int n = 0; n < num_spans; ++n) seen += min(max(outer[n].hi - outer[n].lo + 1, 0), args->seq_k - seen);
-        most = max(most, seen);
+        most = max(most, outer[0].hi - outer[0].lo + 1);
     }
     return most;
 }
@@ -151,25 +147,33 @@ static __device__ __forceinline__ void push_plan(unsigned smem, Plan *plans, uns
     barrier_arrive(bar_plan_full(smem, place));
 }
 
-//@ local spans = has_spans and ", Spans *spans" or ""
+//@ local spans = not listed and ", Spans *spans" or ""
 //@ text("static __device__ __forceinline__ void plan_tiles(const LoomArgs *args, unsigned smem, Plan *plans, Work *works" .. spans .. ") {")
     const bool leader = threadIdx.x % 32 == 0;
-//@ if not even then
-    //@ text("const Rounds rounds = rounds_of(args" .. (walk == "range" and ", keys_seen(args)" or "") .. ");")
+//@ local dealt = listed and not even
+//@ if dealt then
+    const Lists lists = lists_of(args);
+//@ elseif not even then
+    const Rounds rounds = rounds_of(args, keys_seen(args));
 //@ else
     const Rounds rounds = rounds_of(args);
 //@ end
     unsigned count = 0;
     int nth = 0;
+//@ if dealt then
+    Work found;
+    for (unsigned place = blockIdx.x; work_of(args, &lists, place, &found); place = next_place(args)) {
+//@ else
     for (int round = 0; round < rounds.count; ++round) {
         Work found;
         if (!work_of(args, &rounds, round, &found)) continue;
+//@ end
         // Free: at most plan_places + 2 works lie between the last one whose queries are being loaded and this one, and
         // those are loaded when all consumers are within q_buffers works of them.
         Work *work = &works[nth % work_places];
         if (leader) *work = found;
         __syncwarp();
-//@ if has_spans then
+//@ if not listed then
         Walk walk = walk_begin(args, work, spans);
 //@ else
         Walk walk = walk_begin(args, work);
@@ -404,17 +408,32 @@ static __device__ __forceinline__ void finish_pv(float (&o)[depth_v / 2], const 
 }
 
 //@ if not exact_rows or bounds then
+//@ if exact_rows then
+// Sets what the mask hides of a partial tile, beside the ends of the rows' spans, to -inf. row and column are those of this
+// thread's first element.
+//@ else
 // Sets what is not seen of a partial tile to -inf. row and column are those of this thread's first element.
+//@ end
 static __device__ __forceinline__ void hide_by_mask(float (&s)[tile_k / 2], const LoomArgs *args, const Work *work, int row, int column) {
+    const int q = work->q_start + row, k = work->k_start + column;
+//@ if not exact_rows then
+    const int end = work->seq_k - column;
+//@ end
+//@ if row_terms then
+    const RowTerms rows[2] = {row_terms(args, work, q), row_terms(args, work, q + 8)};
+//@ end
+//@ local terms = (row_terms and "&rows[half], " or "") .. (column_terms and "&columns, " or "")
 #pragma unroll
-    for (int w = 0; w < seen_words; ++w) {
-        const unsigned long long seen = seen_elements(args, work, row, column + 8 * seen_columns * w);
+    for (int i = 0; i < tile_k / 4; ++i) {
+        const int of_k = i / 2 * 8 + i % 2;
+//@ if column_terms then
+        const ColumnTerms columns = column_terms(args, work, k + of_k);
+//@ end
 #pragma unroll
-        for (int j = 0; j < seen_columns; ++j)
-#pragma unroll
-            for (int e = 0; e < 4; ++e) {
-                if (!is_seen(seen, 0, j, e)) s[4 * (seen_columns * w + j) + e] = __int_as_float(0xff800000);
-            }
+        for (int half = 0; half < 2; ++half) {
+            //@ text("const bool seen = " .. (exact_rows and "" or "of_k < end & ") .. "visible_of(args, work, " .. terms .. "q + 8 * half, k + of_k);")
+            if (!seen) s[i / 2 * 4 + 2 * half + i % 2] = __int_as_float(0xff800000);
+        }
     }
 }
 
@@ -445,22 +464,44 @@ static __device__ __forceinline__ bool keys_of_row(const LoomArgs *args, const W
 //@ end
 }
 
-// The same for rows that see a few spans of columns: compares with constants.
-static __device__ __forceinline__ void hide_by_spans(float (&s)[tile_k / 2], const Span (&keys)[2][num_spans], int column) {
-//@ if num_spans == 1 then
-    const bool from_first = __all_sync(~0u, keys[0][0].lo <= column && keys[1][0].lo <= column);
+// The same for rows that see one span of columns: compares with constants.
+static __device__ __forceinline__ void hide_by_span(float (&s)[tile_k / 2], const Span (&keys)[2], int column) {
+    const bool from_first = __all_sync(~0u, keys[0].lo <= column && keys[1].lo <= column);
 #pragma unroll
     for (int i = 0; i < tile_k / 2; ++i) {
         const int k = i / 4 * 8 + i % 2;
-        if (k > keys[i / 2 % 2][0].hi - column) s[i] = __int_as_float(0xff800000);
+        if (k > keys[i / 2 % 2].hi - column) s[i] = __int_as_float(0xff800000);
     }
     if (from_first) return;
 #pragma unroll
     for (int i = 0; i < tile_k / 2; ++i) {
         const int k = i / 4 * 8 + i % 2;
-        if (k < keys[i / 2 % 2][0].lo - column) s[i] = __int_as_float(0xff800000);
+        if (k < keys[i / 2 % 2].lo - column) s[i] = __int_as_float(0xff800000);
     }
+}
+
+static __device__ __forceinline__ void hide_by_spans(float (&s)[tile_k / 2], const Span (&keys)[2][num_spans], int column) {
+//@ if num_spans == 1 then
+    const Span of_rows[2] = {keys[0][0], keys[1][0]};
+    hide_by_span(s, of_rows, column);
 //@ else
+    Span met[2] = {{1, 0}, {1, 0}};  // most rows meet one span in a tile
+    bool one = true;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        bool some = false;
+#pragma unroll
+        for (int n = 0; n < num_spans; ++n) {
+            if (keys[half][n].lo >= column + tile_k || keys[half][n].hi < column) continue;
+            one = one && !some;
+            some = true;
+            met[half] = keys[half][n];
+        }
+    }
+    if (__all_sync(~0u, one)) {
+        hide_by_span(s, met, column);
+        return;
+    }
 #pragma unroll
     for (int i = 0; i < tile_k / 2; ++i) {
         const int k = i / 4 * 8 + i % 2;
@@ -641,13 +682,17 @@ static __device__ __forceinline__ void skip_tile(const Consumer *consumer, Stage
 
 // Mask of a tile of class 1 or 3.
 static __device__ __forceinline__ void hide_unseen(float (&s)[tile_k / 2], const Consumer *consumer, const Work *work, int column, unsigned of_class) {
-//@ if bounds then
+//@ if not has_spans then
+    hide_by_mask(s, consumer->args, work, consumer->row, column);
+//@ else
+//@     if bounds and exact_rows then
+    if (of_class == 1) hide_by_mask(s, consumer->args, work, consumer->row, column);
+//@     elseif bounds then
     if (of_class == 1) {
         hide_by_mask(s, consumer->args, work, consumer->row, column);
         return;
     }
-//@ end
-//@ if has_spans then
+//@     end
     Span keys[2][num_spans];
 //@     if exact_rows then
     keys_of_row(consumer->args, work, consumer->row, keys[0]);
@@ -660,8 +705,6 @@ static __device__ __forceinline__ void hide_unseen(float (&s)[tile_k / 2], const
     }
 //@     end
     hide_by_spans(s, keys, column);
-//@ else
-    hide_by_mask(s, consumer->args, work, consumer->row, column);
 //@ end
 }
 
@@ -1042,7 +1085,7 @@ extern "C" __global__ void __launch_bounds__(threads, 1) ${symbol}(const __grid_
         if (threadIdx.x == 0) {
             //@ text("load(&args, smem, plans, tiles, works" .. values .. (capped and ", (unsigned *)(shared + smem_far)" or "") .. ");")
         }
-//@ if has_spans then
+//@ if not listed then
         if (threadIdx.x / 32 == 1) plan_tiles(&args, smem, plans, works, (Spans *)(shared + smem_spans));
 //@ else
         if (threadIdx.x / 32 == 1) plan_tiles(&args, smem, plans, works);

@@ -26,7 +26,7 @@ constexpr float log2_e = 1.44269504f;
 
 //@ part("mma")
 
-//@ part("seen", {tiles = c.key_tiles, columns = c.seen_columns, along = "queries", together = 1})
+//@ part("seen", {tiles = c.key_tiles, columns = c.seen_columns, along = "queries"})
 
 //@ if has_mask and not deterministic then
 //@ part("here")

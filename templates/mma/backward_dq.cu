@@ -25,7 +25,7 @@ constexpr float log2_e = 1.44269504f;
 
 //@ part("mma")
 
-//@ part("seen", {tiles = 1, columns = c.seen_columns, along = "keys", together = 1})
+//@ part("seen", {tiles = 1, columns = c.seen_columns, along = "keys"})
 
 //@ if has_mask then
 //@ part("here")

@@ -27,7 +27,7 @@ constexpr float slack = 8;  // a row's reference may lie this far (in powers of 
 
 //@ part("mma")
 
-//@ part("seen", {tiles = c.row_tiles, columns = c.seen_columns, along = "keys", together = 1})
+//@ part("seen", {tiles = c.row_tiles, columns = c.seen_columns, along = "keys"})
 
 //@ if has_mask then
 //@ part("here")

@@ -14,12 +14,16 @@ namespace ${list[i].name} {
 }  // namespace ${list[i].name}
 
 //@ end
-//@ if has_maps then
+//@ if packs then
 namespace plain {
 //@ text(c_arguments)
 }  // namespace plain
 
 typedef plain::LoomArgs AttnloomArgs;
+//@ else
+typedef ${list[1].name}::LoomArgs AttnloomArgs;
+//@ end
+//@ if has_maps then
 
 // Encodes what a copy by the TMA unit takes in place of a pointer: boxes of 64 columns x `rows` rows, `chunks` side by side.
 // With one of these the columns are the whole head dim. Strides are in elements; those of an axis of 1 are not looked at.
@@ -50,24 +54,28 @@ static cudaError_t encode_map(void *map, const void *data, int dim, int seq, int
         CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     return encoded == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
-//@ else
-typedef ${list[1].name}::LoomArgs AttnloomArgs;
 //@ end
 
 // Launches the pass: all device pointers, strides in elements; what is not wanted is null.
 //@ if has_maps then
 // Pointers and strides of q, k, v and o are multiples of 16 bytes: with others the TMA unit cannot copy.
 //@ end
-//@ for _, region in ipairs(list[1].workspace) do
-//@ text(("// %s is workspace: batch * heads_q * seq_q * %d bytes."):format(region.name, region.row_bytes))
+//@ for _, region in ipairs(regions) do
+//@ text(("// %s is workspace: %s bytes.%s"):format(region.name, region.size, region.clear and " The launch clears it." or ""))
 //@ end
 extern "C" cudaError_t attnloom_${pass}_launch(const AttnloomArgs *args, cudaStream_t stream) {
     cudaError_t error = cudaSuccess;
+//@ for _, region in ipairs(regions) do
+//@ if region.clear then
+    error = cudaMemsetAsync(args->${region.name}, 0, ${region.bytes}, stream);
+    if (error != cudaSuccess) return error;
+//@ end
+//@ end
 //@ for i, k in ipairs(list) do
     {
         const long long tiles = (args->${k.grid.seq} + ${k.grid.rows} - 1LL) / ${k.grid.rows};
 //@ if k.grid.persistent then
-        const long long works = (long long)args->batch * args->${k.grid.heads} * tiles;
+        //@ text("const long long works = " .. grids[i] .. " * tiles;")
         if (works > 0x7fffffff) return cudaErrorInvalidConfiguration;
         int device = 0, multiprocessors = 0;
         error = cudaGetDevice(&device);
@@ -75,7 +83,7 @@ extern "C" cudaError_t attnloom_${pass}_launch(const AttnloomArgs *args, cudaStr
         if (error != cudaSuccess) return error;
         const long long resident = ${k.grid.persistent} * multiprocessors, blocks = works < resident ? works : resident;
 //@ else
-        const long long blocks = (long long)args->batch * args->${k.grid.heads} * tiles;
+        //@ text("const long long blocks = " .. grids[i] .. " * tiles;")
         if (blocks > 0x7fffffff) return cudaErrorInvalidConfiguration;
 //@ end
 //@ if k.smem_bytes > 48 * 1024 then
@@ -87,7 +95,7 @@ extern "C" cudaError_t attnloom_${pass}_launch(const AttnloomArgs *args, cudaStr
 //@ else
         if (blocks > 0) {
 //@ end
-//@ if k.maps then
+//@ if packings[i] then
             ${k.name}::LoomArgs packed = {};
 //@ for _, row in ipairs(packings[i]) do
 //@ if row.map then
@@ -95,7 +103,7 @@ extern "C" cudaError_t attnloom_${pass}_launch(const AttnloomArgs *args, cudaStr
                                args->${row.tensor}_stride_seq, args->${row.tensor}_stride_head, args->${row.tensor}_stride_batch, ${row.rows}, ${row.chunks});
             if (error != cudaSuccess) return error;
 //@ else
-            packed.${row.name} = args->${row.name};
+            packed.${row.name} = args->${row.from};
 //@ end
 //@ end
             ${k.name}::${k.symbol}<<<(unsigned)blocks, ${k.threads}, ${k.smem_bytes}, stream>>>(packed);
@@ -264,6 +272,10 @@ int main() {
     args.v_stride_batch = (long long)seq_k * heads_kv * dv, args.v_stride_seq = heads_kv * dv, args.v_stride_head = dv;
     args.o_stride_batch = (long long)seq_q * heads_q * dv, args.o_stride_seq = heads_q * dv, args.o_stride_head = dv;
     args.lse_stride_batch = (long long)heads_q * seq_q, args.lse_stride_seq = 1, args.lse_stride_head = seq_q;
+//@ for _, region in ipairs(regions) do
+    //@ text(("require(cudaMalloc((void **)&args.%s, %s), \"cudaMalloc\");"):format(region.name, region.size))
+    //@ text(("require(cudaMemset(args.%s, 0xff, %s), \"cudaMemset\");"):format(region.name, region.size))
+//@ end
 //@ if pass == "forward" then
     args.o = on_device(std::vector<unsigned short>(o.size(), 0xffff));
     args.lse = on_device(std::vector<float>(lse.size(), NAN));
@@ -288,9 +300,6 @@ int main() {
     args.dv = on_device(std::vector<unsigned short>(dvalue.size(), 0xffff));
 //@ for _, name in ipairs {"q", "k", "v"} do
     args.d${name}_stride_batch = args.${name}_stride_batch, args.d${name}_stride_seq = args.${name}_stride_seq, args.d${name}_stride_head = args.${name}_stride_head;
-//@ end
-//@ for _, region in ipairs(list[1].workspace) do
-    args.${region.name} = on_device(std::vector<float>(lse.size() * (${region.row_bytes} / 4), NAN));
 //@ end
     require(attnloom_backward_launch(&args, 0), "launch");
     require(cudaDeviceSynchronize(), "kernel");

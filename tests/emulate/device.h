@@ -13,6 +13,7 @@
 #define __forceinline__ inline
 #define __launch_bounds__(...)
 #define __grid_constant__
+#define __shared__    static  // blocks run one after another
 #define __align__(n) __attribute__((aligned(n)))
 #define threadIdx    emu_thread
 #define blockIdx     emu_block
@@ -43,6 +44,16 @@ static inline int __ffs(int x) { return __builtin_ffs(x); }
 static inline unsigned atomicExch(unsigned *at, unsigned x) {
     const unsigned before = *at;
     *at = x;
+    return before;
+}
+template <class T> static inline T atomicAdd(T *at, T x) {
+    const T before = *at;
+    *at += x;
+    return before;
+}
+static inline int atomicMax(int *at, int x) {
+    const int before = *at;
+    if (x > before) *at = x;
     return before;
 }
 static inline unsigned atomicOr(unsigned *at, unsigned bits) {
@@ -77,6 +88,16 @@ static inline unsigned __cvta_generic_to_shared(const void *at) {
     return (unsigned)((const unsigned char *)at - emu_shared);
 }
 static inline void __syncthreads() { emu_block_sync(); }
+static inline int __syncthreads_count(bool x) {
+    static int count;
+    count += x;
+    emu_block_sync();
+    const int all = count;
+    emu_block_sync();
+    count = 0;
+    emu_block_sync();
+    return all;
+}
 static inline void __syncwarp() { emu_exchange("__syncwarp", 0); }
 
 template <class T> static inline T __shfl_sync(unsigned, T x, int lane) {
@@ -85,6 +106,11 @@ template <class T> static inline T __shfl_sync(unsigned, T x, int lane) {
 template <class T> static inline T __shfl_xor_sync(unsigned, T x, int distance) {
     const int lane = threadIdx.x % 32;
     return bits_as<T>((unsigned)emu_exchange("__shfl_xor_sync", bits_as<unsigned>(x))[lane ^ distance]);
+}
+static inline int __shfl_up_sync(unsigned, int x, int distance) {
+    const int lane = threadIdx.x % 32;
+    const uint64_t *all = emu_exchange("__shfl_up_sync", (uint64_t)(int64_t)x);
+    return lane < distance ? x : (int)all[lane - distance];
 }
 static inline unsigned __ballot_sync(unsigned, bool x) {
     const uint64_t *all = emu_exchange("__ballot_sync", x);

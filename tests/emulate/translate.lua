@@ -139,7 +139,7 @@ return function(source, symbol)
     end
     out[#out + 1] = source:sub(at)
     local text, num = table.concat(out):gsub("extern __shared__ [^\n]- shared%[%];", "unsigned char *const shared = emu_shared;")
-    if num ~= 1 then error("the kernel does not declare its shared memory as expected") end
+    if num > 1 then error("the kernel does not declare its shared memory as expected") end
     return text .. ('\nextern "C" __attribute__((visibility("default"))) void emu_kernel(const void *args) { %s(*(const LoomArgs *)args); }\n')
         :format(symbol)
 end

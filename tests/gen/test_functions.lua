@@ -128,7 +128,8 @@ end
 
 function tests.cheap_forms_where_bounds_prove_them()
     holds(emit("bf16 d=64 mask={row / 64 == col / 64}"), "return row / 64 == col / 64;")
-    holds(emit("bf16 d=64 mask={q / 64 == k / 64}"), "return i32_div(q, 64) == i32_div(k, 64);")
+    holds(emit("bf16 d=64 mask={q / 64 == k / 64}"), "return (q >> 6) == (k >> 6);")
+    holds(emit("bf16 d=64 mask={q / 60 == (q - k) % 8}"), "return i32_div(q, 60) == ((q - k) & 7);")
     holds(emit("bf16 d=64 mask={h % 4 == 0}"), "return work->head % 4 == 0;")
     holds(emit("bf16 d=64 mask={q - k < 9}"), "return q - k < 9;")
     holds(emit("bf16 d=64 mask={q + l < k} params={l: i32}"), "return i32_add(q, args->p_l) < k;")

@@ -18,18 +18,34 @@ local function with_hopper(body)
     function kernel.list(p, pass, target, s, ...)
         if target ~= "hopper" then return list(p, pass, target, s, ...) end
         return {{name = pass, pass = pass, target = target, symbol = "attnloom_" .. pass, threads = 384, smem_bytes = 1, workspace = {}, maps = MAPS,
-                 grid = {heads = "heads_q", seq = "seq_q", rows = 128, persistent = 1}}}
+                 grid = {batch = "batch", heads = "heads_q", seq = "seq_q", rows = 128, persistent = 1}}}
     end
     function schedule.choose(p, pass, target, a, forced)
         if target ~= "hopper" then return choose(p, pass, target, a, forced) end
         if forced == "wrong" then return nil, {status = "INVALID", field = "schedule", offset = 0, text = "wrong"} end
         local values = {tile_q = 128, tile_k = 128}
-        return values, {{values = values, text = "own", cost = 1}}
+        return values, {{values = values, text = "own", cost = 1, met = 1}}
     end
     function schedule.text(target, pass, s) return target == "hopper" and "own" or text(target, pass, s) end
     local ok, message = pcall(body)
     kernel.list, schedule.choose, schedule.text = list, choose, text
     if not ok then error(message, 0) end
+end
+
+-- What the runtime packs for a kernel is the struct that its text reads.
+function tests.each_kernel_gets_its_own_arguments()
+    for _, target in ipairs {"mma", "hopper"} do
+        local plan = main.plan {problem = "bf16 d=64 mask={document(ids)} params={ids: i32[seq_k]} backward deterministic", target = target,
+                                arch = "sm_90"}
+        local prepared = 0
+        for _, k in ipairs(plan.kernels) do
+            local fields = abi.fields(plan.inner.problem, k.prepares and "prepare" or k.pass, k.workspace, k.maps)
+            assert(#fields == #k.args.rows and fields.size == k.args.size, k.name)
+            for i, field in ipairs(fields) do assert(k.args.rows[i].source == field.source and k.args.rows[i].offset == field.offset) end
+            prepared = prepared + (k.prepares and 1 or 0)
+        end
+        assert(prepared == 12) -- classes and order of forward, dkv and dq, in two variants
+    end
 end
 
 local function must_plan(request)

@@ -92,14 +92,34 @@ function tests.windows_choose_by_their_width()
     assert(choice("bf16 d=128 mask={prefix(n)} params={n: i32}", 32768) == long) -- n is not known
 end
 
--- Where a second set of P does not pay, or the planner needs its registers.
+-- Where a second set of P does not pay.
 function tests.some_have_one_set_of_p()
     for text, sets in pairs {["bf16 d=128"] = 2, ["bf16 d=128 score={softcap(30)}"] = 1, ["bf16 d=128 causal score={softcap(30)}"] = 1,
-                             ["bf16 d=128 score={alibi(0.1)}"] = 2, ["bf16 d=128 mask={document(ids)} params={ids: i32[seq_k]}"] = 1} do
+                             ["bf16 d=128 score={alibi(0.1)}"] = 2, ["bf16 d=128 mask={document(ids)} params={ids: i32[seq_k]}"] = 2} do
         local p = problem_text.parse(text)
         local s = schedule.choose(p, "forward", "hopper", arch.get "sm_90", nil, {batch = 0, heads_q = 0, heads_kv = 0, seq_q = 4096, seq_k = 4096})
         assert(s.p_sets == sets and s.tile_q == 128 and s.tile_k == 128 and s.q_buffers == 2, text)
     end
+end
+
+-- A tile that meets several blocks of a mask is visited for each of them.
+function tests.tiles_fit_the_blocks_of_a_mask()
+    local function tile(text, seq)
+        local s = schedule.choose(problem_text.parse(text), "forward", "hopper", arch.get "sm_90", nil,
+            {batch = 0, heads_q = 0, heads_kv = 0, seq_q = seq, seq_k = seq})
+        return s.tile_q, s.tile_k
+    end
+    for _, d in ipairs {64, 128, 256} do
+        for _, size in ipairs {64, 128} do
+            for _, seq in ipairs {4096, 16384} do
+                local _, keys = tile(("bf16 d=%d mask={butterfly(%d)}"):format(d, size), seq)
+                assert(size % keys == 0, ("d=%d blocks of %d: %d keys"):format(d, size, keys))
+            end
+        end
+    end
+    assert(tile("bf16 d=64 mask={butterfly(128)}", 4096) == 128 and tile("bf16 d=64 mask={butterfly(256)}", 4096) == 256)
+    local free = {tile("bf16 d=128 mask={dilated(256, 4)}", 16384)} -- no blocks: the best of the sweep
+    assert(free[1] == 192 and free[2] == 80)
 end
 
 -- A plan asks once a candidate: that must not cost it its few milliseconds.

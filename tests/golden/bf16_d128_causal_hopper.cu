@@ -12,7 +12,7 @@
 //            196864  plans [plan_places] tiles that the planner has found
 //            196992  tiles [stages] what the consumers are told of a tile
 //            197120  works [work_places] what all are told of a work
-//            198144  spans [warpgroups][num_spans] of tiles that a work visits
+//            198144  spans [warpgroups] of tiles that a work visits
 //            198272  values [stages] what is known of a tile's values
 // Phases     [1] queries  [2] tiles of keys  [3] O and LSE
 
@@ -116,9 +116,9 @@ static __device__ __forceinline__ bool work_of(const LoomArgs *args, const Round
     if (place >= present * tiles) return false;
     const unsigned row = place / present;
     const int head = first + place - row * present;
-    work->tile = tiles - 1 - row;
     work->batch = head / args->heads_q;
     work->head = head - work->batch * args->heads_q;
+    work->tile = tiles - 1 - row;
     work->head_kv = work->head / args->group;
     work->seq_q = args->seq_q;
     work->seq_k = args->seq_k;
@@ -258,30 +258,22 @@ static __device__ __forceinline__ int last_row(const Work *work, int warpgroup) 
 // Lane w finds the spans of warpgroup w.
 static __device__ __forceinline__ Walk walk_begin(const LoomArgs *args, const Work *work, Spans *spans) {
     const int lane = threadIdx.x % 32, row = first_row(work, lane % warpgroups), row_end = last_row(work, lane % warpgroups);
-    Span outer[num_spans], inner[num_spans];
+    Span outer[1], inner[1];
     visible_keys(args, work, work->q_start + row, work->q_start + row_end, outer, inner);
-    int first = 0x7fffffff, last = -1;
-    __syncwarp();  // all lanes are done with the spans of the work before
+    const int lo = outer[0].lo - work->k_start, hi = outer[0].hi - work->k_start;
+    const bool any = lo <= hi;
     Spans of_lane;
-#pragma unroll
-    for (int i = 0; i < num_spans; ++i) {
-        const int lo = outer[i].lo - work->k_start, hi = outer[i].hi - work->k_start;
-        const bool any = lo <= hi;
-        of_lane.outer_lo = any ? lo / tile_k : 1;
-        of_lane.outer_hi = any ? hi / tile_k : 0;
-        of_lane.inner_lo = any ? (inner[i].lo - work->k_start + tile_k - 1) / tile_k : 1;
-        of_lane.inner_hi = any ? (inner[i].hi - work->k_start + 1) / tile_k - 1 : 0;
-        if (lane < warpgroups) spans[lane * num_spans + i] = of_lane;
-        if (any) {
-            first = min(first, of_lane.outer_lo);
-            last = max(last, of_lane.outer_hi);
-        }
-    }
+    of_lane.outer_lo = any ? lo / tile_k : 1;
+    of_lane.outer_hi = any ? hi / tile_k : 0;
+    of_lane.inner_lo = any ? (inner[0].lo - work->k_start + tile_k - 1) / tile_k : 1;
+    of_lane.inner_hi = any ? (inner[0].hi - work->k_start + 1) / tile_k - 1 : 0;
+    __syncwarp();  // all lanes are done with the spans of the work before
+    if (lane < warpgroups) spans[lane] = of_lane;
     __syncwarp();
     Walk walk;
     walk.spans = spans;
-    walk.first = __reduce_min_sync(~0u, first);
-    walk.tile = __reduce_max_sync(~0u, last);
+    walk.first = __reduce_min_sync(~0u, any ? of_lane.outer_lo : 0x7fffffff);
+    walk.tile = __reduce_max_sync(~0u, any ? of_lane.outer_hi : -1);
     walk.full_lo = __reduce_max_sync(~0u, of_lane.inner_lo);
     walk.full_hi = __reduce_min_sync(~0u, of_lane.inner_hi);
     return walk;
@@ -590,12 +582,9 @@ static __device__ __forceinline__ int keys_seen(const LoomArgs *args) {
 #pragma unroll 1
     for (int i = 0; i < 3; ++i) {
         const int query = args->q_start + (i == 2 ? args->seq_q - 1 : args->seq_q / 2 * i);
-        Span outer[num_spans], inner[num_spans];
+        Span outer[1], inner[1];
         visible_keys(args, &work, query, query, outer, inner);
-        int seen = 0;
-#pragma unroll
-        for (int n = 0; n < num_spans; ++n) seen += min(max(outer[n].hi - outer[n].lo + 1, 0), args->seq_k - seen);
-        most = max(most, seen);
+        most = max(most, outer[0].hi - outer[0].lo + 1);
     }
     return most;
 }
@@ -814,20 +803,25 @@ static __device__ __forceinline__ void keys_of_row(const LoomArgs *args, const W
     }
 }
 
-// The same for rows that see a few spans of columns: compares with constants.
-static __device__ __forceinline__ void hide_by_spans(float (&s)[tile_k / 2], const Span (&keys)[2][num_spans], int column) {
-    const bool from_first = __all_sync(~0u, keys[0][0].lo <= column && keys[1][0].lo <= column);
+// The same for rows that see one span of columns: compares with constants.
+static __device__ __forceinline__ void hide_by_span(float (&s)[tile_k / 2], const Span (&keys)[2], int column) {
+    const bool from_first = __all_sync(~0u, keys[0].lo <= column && keys[1].lo <= column);
 #pragma unroll
     for (int i = 0; i < tile_k / 2; ++i) {
         const int k = i / 4 * 8 + i % 2;
-        if (k > keys[i / 2 % 2][0].hi - column) s[i] = __int_as_float(0xff800000);
+        if (k > keys[i / 2 % 2].hi - column) s[i] = __int_as_float(0xff800000);
     }
     if (from_first) return;
 #pragma unroll
     for (int i = 0; i < tile_k / 2; ++i) {
         const int k = i / 4 * 8 + i % 2;
-        if (k < keys[i / 2 % 2][0].lo - column) s[i] = __int_as_float(0xff800000);
+        if (k < keys[i / 2 % 2].lo - column) s[i] = __int_as_float(0xff800000);
     }
+}
+
+static __device__ __forceinline__ void hide_by_spans(float (&s)[tile_k / 2], const Span (&keys)[2][num_spans], int column) {
+    const Span of_rows[2] = {keys[0][0], keys[1][0]};
+    hide_by_span(s, of_rows, column);
 }
 
 // What is added to a scaled S to make an exponent of P; NaN where that is not exact enough, so that the row's sum tells.

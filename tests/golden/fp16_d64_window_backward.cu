@@ -82,10 +82,10 @@ static __device__ __forceinline__ Work work_of(const LoomArgs *args, unsigned bl
     work.k_start = args->k_start;
     const unsigned tiles = (work.seq_q + tile_q - 1) / tile_q;
     const unsigned place = block / tiles;
-    work.tile = block % tiles;
     work.head = place % args->heads_q;
     work.head_kv = work.head / args->group;
     work.batch = place / args->heads_q;
+    work.tile = block % tiles;
     return work;
 }
 
@@ -247,10 +247,10 @@ static __device__ __forceinline__ Work work_of(const LoomArgs *args, unsigned bl
     work.k_start = args->k_start;
     const unsigned tiles = (work.seq_k + tile_k - 1) / tile_k;
     const unsigned place = block / tiles;
-    work.tile = block % tiles;
     work.head_kv = place % args->heads_kv;
     work.head = work.head_kv * args->group;  // the first of its group
     work.batch = place / args->heads_kv;
+    work.tile = block % tiles;
     return work;
 }
 
@@ -295,24 +295,21 @@ static __device__ __forceinline__ void visible_queries(const LoomArgs *args, con
 
 // Which tiles of queries the work visits, and which of them need no mask.
 typedef struct Walk {
-    Span outer[num_spans];  // tiles where something is visible
-    Span inner[num_spans];  // rows where all is visible
-    int end;                // one past the last tile there is
+    Span outer;  // tiles where something is visible
+    Span inner;  // rows where all is visible
+    int end;     // one past the last tile there is
 } Walk;
 
 static __device__ __forceinline__ Walk walk_begin(const LoomArgs *args, const Work *work) {
     Walk walk;
     const int first = work->tile * tile_k, last = min(first + tile_k, work->seq_k) - 1;
-    visible_queries(args, work, work->k_start + first, work->k_start + last, walk.outer, walk.inner);
-#pragma unroll
-    for (int i = 0; i < num_spans; ++i) {
-        const int start = work->q_start, end = start + work->seq_q - 1;
-        const int lo = max(walk.outer[i].lo, start) - start, hi = min(walk.outer[i].hi, end) - start;
-        walk.outer[i].lo = lo <= hi ? lo / tile_q : 1;
-        walk.outer[i].hi = lo <= hi ? hi / tile_q : 0;
-        walk.inner[i].lo = max(walk.inner[i].lo, start) - start;
-        walk.inner[i].hi = min(walk.inner[i].hi, end) - start;
-    }
+    visible_queries(args, work, work->k_start + first, work->k_start + last, &walk.outer, &walk.inner);
+    const int start = work->q_start, end = start + work->seq_q - 1;
+    const int lo = max(walk.outer.lo, start) - start, hi = min(walk.outer.hi, end) - start;
+    walk.outer.lo = lo <= hi ? lo / tile_q : 1;
+    walk.outer.hi = lo <= hi ? hi / tile_q : 0;
+    walk.inner.lo = max(walk.inner.lo, start) - start;
+    walk.inner.hi = min(walk.inner.hi, end) - start;
     walk.end = (work->seq_q + tile_q - 1) / tile_q;
     return walk;
 }
@@ -320,16 +317,9 @@ static __device__ __forceinline__ Walk walk_begin(const LoomArgs *args, const Wo
 // The first visited tile at or after `from`, walk->end if there is none.
 static __device__ __forceinline__ int walk_next(const LoomArgs *args, const Work *work, Walk *walk, int from, bool *full) {
     int next = walk->end;
-    *full = false;
-#pragma unroll
-    for (int i = 0; i < num_spans; ++i) {
-        const int tile = max(from, walk->outer[i].lo);
-        if (tile <= walk->outer[i].hi) next = min(next, tile);
-    }
-#pragma unroll
-    for (int i = 0; i < num_spans; ++i) {
-        *full = *full || (walk->inner[i].lo <= next * tile_q && next * tile_q + tile_q - 1 <= walk->inner[i].hi);
-    }
+    const int tile = max(from, walk->outer.lo);
+    if (tile <= walk->outer.hi) next = min(next, tile);
+    *full = walk->inner.lo <= next * tile_q && next * tile_q + tile_q - 1 <= walk->inner.hi;
     *full = *full && (work->tile + 1) * tile_k <= work->seq_k;
     return next;
 }
@@ -1034,10 +1024,10 @@ static __device__ __forceinline__ Work work_of(const LoomArgs *args, unsigned bl
     work.k_start = args->k_start;
     const unsigned tiles = (work.seq_q + tile_q - 1) / tile_q;
     const unsigned place = block / tiles;
-    work.tile = block % tiles;
     work.head = place % args->heads_q;
     work.head_kv = work.head / args->group;
     work.batch = place / args->heads_q;
+    work.tile = block % tiles;
     return work;
 }
 

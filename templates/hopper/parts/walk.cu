@@ -1,6 +1,5 @@
-//@ local has_spans, one_span = walk == "range" or bounds, walk == "range" and num_spans == 1
 //@ -- A score made of positions is most often largest where they meet, as ALiBi: a walk that begins there need not move references.
-//@ local from_diagonal = one_span and at_diagonal
+//@ local from_diagonal = not listed and at_diagonal
 //@ if from_diagonal then
 // Which tiles of keys a work visits: from the one that has the position of the last query of its tile back to the first, then the
 // others from the last back. A row's bits depend on its place in the tile, not on other rows.
@@ -8,14 +7,12 @@
 // Which tiles of keys a work visits, from the last back: always in this order, so that a row's bits are its own. Under a
 // causal mask the one tile that it cuts comes first, where there is no product under way that it would have to wait for.
 //@ end
-//@ if has_spans then
+//@ if not listed then
 typedef struct Spans {  // in tiles, inclusive
     int outer_lo, outer_hi;  // some of the rows see some key
     int inner_lo, inner_hi;  // all see all
 } Spans;
 
-//@ end
-//@ if one_span then
 typedef struct Walk {
 //@ if from_diagonal then
     int first, last;       // of keys that are seen
@@ -28,15 +25,12 @@ typedef struct Walk {
     const Spans *spans;    // [warpgroups]
 } Walk;
 //@ else
-// A warp walks together; each lane knows one of 32 tiles.
+// A warp walks together, 128 tiles at a time.
 typedef struct Walk {
-    int first;          // the last that may be visited
-    int base;           // first of the 32 tiles at hand, below 0 for the last of them
-    unsigned classes;   // of this lane's tile, as in a visit
-    unsigned left;      // of the 32, those still to be visited
-//@ if has_spans then
-    const Spans *spans; // [warpgroups][num_spans]
-//@ end
+    const unsigned *classes;  // of all tiles
+    int base;                 // first of the 128 at hand
+    unsigned four;            // classes of this lane's four
+    unsigned left;            // lanes that have some to be visited
 } Walk;
 //@ end
 
@@ -47,6 +41,7 @@ typedef struct Visit {
 
 constexpr unsigned all_full = ${tonumber(string.rep("2", c.warpgroups), 4)};  // of all warpgroups
 
+//@ if not listed then
 // The rows of a warpgroup. Those past the end of the sequence do as the last that has rows.
 static __device__ __forceinline__ int first_row(const Work *work, int warpgroup) {
     const int first = work->tile * tile_q;
@@ -56,73 +51,57 @@ static __device__ __forceinline__ int last_row(const Work *work, int warpgroup) 
     return min(first_row(work, warpgroup) + 64, work->seq_q) - 1;
 }
 
-//@ if not one_span then
-static __device__ __forceinline__ void walk_classify(const LoomArgs *args, const Work *work, Walk *walk) {
-    const int tile = walk->base + threadIdx.x % 32;
-    walk->classes = 0;
-#pragma unroll 1  // the planner has few registers
-    for (int w = 0; w < warpgroups; ++w) {
-        unsigned what = 0;
-//@ if has_spans then
-        bool some = false, all = false;
-#pragma unroll
-        for (int i = 0; i < num_spans; ++i) {
-            const Spans *spans = walk->spans + w * num_spans + i;
-            some = some || (spans->outer_lo <= tile && tile <= spans->outer_hi);
-            all = all || (spans->inner_lo <= tile && tile <= spans->inner_hi);
-        }
-        what = all ? 2 : some ? 1 : 0;
 //@ end
-//@ if walk ~= "range" then
-        const int row = first_row(work, w), row_end = last_row(work, w);
-        const int first = tile * tile_k, last = min(first + tile_k, work->seq_k) - 1;
-//@     if bounds then
-        if (what != 0) {
-            const unsigned rest = tile_class(args, work, work->q_start + row, work->q_start + row_end, work->k_start + first, work->k_start + last);
-            what = rest < 2 ? rest : what == 2 ? 2 : 3;
-        }
-//@     else
-        if (tile >= 0) {
-            what = tile_class(args, work, work->q_start + row, work->q_start + row_end, work->k_start + first, work->k_start + last);
-            if (what == 2 && first + tile_k > work->seq_k) what = 1;
-        }
-//@     end
-//@ end
-        walk->classes |= what << 2 * w;
-    }
-    walk->left = __ballot_sync(~0u, walk->classes != 0);
+//@ if listed then
+static __device__ __forceinline__ void walk_read(Walk *walk) {
+    walk->four = __ldg(walk->classes + walk->base / 4 + threadIdx.x % 32);
+    walk->left = __ballot_sync(~0u, walk->four != 0);
 }
 
-//@ end
-//@ if has_spans then
+static __device__ __forceinline__ Walk walk_begin(const LoomArgs *args, const Work *work) {
+    const int chunks = ((work->seq_k + tile_k - 1) / tile_k + class_chunk - 1) / class_chunk;
+    Walk walk = {classes_of(args, work), class_chunk * (chunks - 1), 0, 0};
+    if (chunks > 0) walk_read(&walk);
+    return walk;
+}
+
+static __device__ __forceinline__ Visit walk_next(const LoomArgs *args, const Work *work, Walk *walk) {
+    Visit visit = {-1, 0};
+    while (!walk->left) {
+        if (walk->base <= 0) return visit;
+        walk->base -= class_chunk;
+        walk_read(walk);
+    }
+    const int lane = 31 - __clz(walk->left);
+    const unsigned four = __shfl_sync(~0u, walk->four, lane);
+    const int byte = (31 - __clz(four)) / 8;
+    const unsigned others = four & ((1u << 8 * byte) - 1);
+    if (threadIdx.x % 32 == lane) walk->four = others;
+    if (others == 0) walk->left ^= 1u << lane;
+    visit.tile = walk->base + 4 * lane + byte;
+    visit.classes = four >> 8 * byte & 0xff;
+    return visit;
+}
+//@ else
 // Lane w finds the spans of warpgroup w.
 static __device__ __forceinline__ Walk walk_begin(const LoomArgs *args, const Work *work, Spans *spans) {
     const int lane = threadIdx.x % 32, row = first_row(work, lane % warpgroups), row_end = last_row(work, lane % warpgroups);
-    Span outer[num_spans], inner[num_spans];
+    Span outer[1], inner[1];
     visible_keys(args, work, work->q_start + row, work->q_start + row_end, outer, inner);
-    int first = 0x7fffffff, last = -1;
-    __syncwarp();  // all lanes are done with the spans of the work before
+    const int lo = outer[0].lo - work->k_start, hi = outer[0].hi - work->k_start;
+    const bool any = lo <= hi;
     Spans of_lane;
-#pragma unroll
-    for (int i = 0; i < num_spans; ++i) {
-        const int lo = outer[i].lo - work->k_start, hi = outer[i].hi - work->k_start;
-        const bool any = lo <= hi;
-        of_lane.outer_lo = any ? lo / tile_k : 1;
-        of_lane.outer_hi = any ? hi / tile_k : 0;
-        of_lane.inner_lo = any ? (inner[i].lo - work->k_start + tile_k - 1) / tile_k : 1;
-        of_lane.inner_hi = any ? (inner[i].hi - work->k_start + 1) / tile_k - 1 : 0;
-        if (lane < warpgroups) spans[lane * num_spans + i] = of_lane;
-        if (any) {
-            first = min(first, of_lane.outer_lo);
-            last = max(last, of_lane.outer_hi);
-        }
-    }
+    of_lane.outer_lo = any ? lo / tile_k : 1;
+    of_lane.outer_hi = any ? hi / tile_k : 0;
+    of_lane.inner_lo = any ? (inner[0].lo - work->k_start + tile_k - 1) / tile_k : 1;
+    of_lane.inner_hi = any ? (inner[0].hi - work->k_start + 1) / tile_k - 1 : 0;
+    __syncwarp();  // all lanes are done with the spans of the work before
+    if (lane < warpgroups) spans[lane] = of_lane;
     __syncwarp();
     Walk walk;
     walk.spans = spans;
-//@ if one_span then
-    walk.first = __reduce_min_sync(~0u, first);
-    walk.tile = __reduce_max_sync(~0u, last);
+    walk.first = __reduce_min_sync(~0u, any ? of_lane.outer_lo : 0x7fffffff);
+    walk.tile = __reduce_max_sync(~0u, any ? of_lane.outer_hi : -1);
 //@ if from_diagonal then
     walk.last = walk.tile;
     walk.left = walk.last - walk.first + 1;
@@ -131,17 +110,9 @@ static __device__ __forceinline__ Walk walk_begin(const LoomArgs *args, const Wo
 //@ end
     walk.full_lo = __reduce_max_sync(~0u, of_lane.inner_lo);
     walk.full_hi = __reduce_min_sync(~0u, of_lane.inner_hi);
-//@ else
-    walk.first = __reduce_min_sync(~0u, first);
-    walk.base = __reduce_max_sync(~0u, last) - 31;
-    walk.left = 0;
-    if (walk.base + 31 >= walk.first) walk_classify(args, work, &walk);
-//@ end
     return walk;
 }
 
-//@ end
-//@ if one_span then
 static __device__ __forceinline__ Visit walk_next(const LoomArgs *args, const Work *work, Walk *walk) {
     Visit visit = {-1, 0};
 //@ if from_diagonal then
@@ -164,31 +135,6 @@ static __device__ __forceinline__ Visit walk_next(const LoomArgs *args, const Wo
         const bool all = spans.inner_lo <= visit.tile && visit.tile <= spans.inner_hi;
         visit.classes |= (all ? 2u : some ? 1u : 0u) << 2 * w;
     }
-    return visit;
-}
-//@ else
-//@ if not has_spans then
-static __device__ __forceinline__ Walk walk_begin(const LoomArgs *args, const Work *work) {
-    Walk walk;
-    walk.first = 0;
-    walk.base = (work->seq_k + tile_k - 1) / tile_k - 32;
-    walk.left = 0;
-    if (work->seq_k > 0) walk_classify(args, work, &walk);
-    return walk;
-}
-
-//@ end
-static __device__ __forceinline__ Visit walk_next(const LoomArgs *args, const Work *work, Walk *walk) {
-    Visit visit = {-1, 0};
-    while (!walk->left) {
-        if (walk->base <= walk->first) return visit;
-        walk->base -= 32;
-        walk_classify(args, work, walk);
-    }
-    const int bit = 31 - __clz(walk->left);
-    walk->left ^= 1u << bit;
-    visit.tile = walk->base + bit;
-    visit.classes = __shfl_sync(~0u, walk->classes, bit);
     return visit;
 }
 //@ end

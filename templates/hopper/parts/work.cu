@@ -1,6 +1,51 @@
 // A block's place in the problem.
 //@ part("place", {of = "queries"})
 
+//@ if listed then
+//@ part("listed", {over = "keys"})
+
+//@ end
+//@ if listed and not even then
+// Works are in lists, those of each with the longest first; a block takes the next when it has time. A list has the tiles of so
+// many heads that each block gets about one work of it: few heads at once, so that their keys stay in the L2 cache; and of as
+// many that its longest work is no longer than what the other blocks have to do meanwhile.
+typedef struct Lists {
+    int list_heads;  // heads of a list
+    int heads, tiles;
+} Lists;
+
+static __device__ __forceinline__ Lists lists_of(const LoomArgs *args) {
+    Lists lists = {0, args->batch * args->heads_q, (args->seq_q + tile_q - 1) / tile_q};
+    const int longest = args->loads[0], all = max(args->loads[1], 1);  // of the first mask
+    const long long even = ((long long)longest * gridDim.x + all - 1) / all;
+    lists.list_heads = (int)min(max((long long)(gridDim.x / lists.tiles), max(even, 1ll)), (long long)lists.heads);
+    return lists;
+}
+
+// The work of a place; false: there are no more.
+static __device__ __forceinline__ bool work_of(const LoomArgs *args, const Lists *lists, unsigned place, Work *work) {
+    if (place >= (unsigned)lists->heads * lists->tiles) return false;
+    const int of_list = lists->list_heads * lists->tiles, list = place / of_list;
+    const int first = list * lists->list_heads, present = min(lists->list_heads, lists->heads - first);
+    const int row = (place - list * of_list) / present, head = first + (place - list * of_list) - row * present;
+    work->batch = head / args->heads_q;
+    work->head = head - work->batch * args->heads_q;
+    work->tile = tile_at(args, mask_of(args, work->batch, work->head), row);
+    work->head_kv = work->head / args->group;
+    work->seq_q = args->seq_q;
+    work->seq_k = args->seq_k;
+    work->q_start = args->q_start;
+    work->k_start = args->k_start;
+    return true;
+}
+
+// The place that this block takes next, the first apart.
+static __device__ __forceinline__ unsigned next_place(const LoomArgs *args) {
+    unsigned place = 0;
+    if (threadIdx.x % 32 == 0) place = gridDim.x + atomicAdd(args->taken, 1u);
+    return __shfl_sync(~0u, place, 0);
+}
+//@ else
 //@ if not even then
 // Works are dealt out to the blocks list by list, round by round. Under a causal mask works get shorter along a list, so
 // every other round runs backward and all blocks get as much. A list has the tiles of so many heads that it takes about
@@ -15,20 +60,12 @@ typedef struct Rounds {
     int list_heads;  // heads of one
 } Rounds;
 
-//@ if walk == "range" then
 // `seen`: keys that a query sees, at most.
 static __device__ __forceinline__ Rounds rounds_of(const LoomArgs *args, int seen) {
-//@ else
-static __device__ __forceinline__ Rounds rounds_of(const LoomArgs *args) {
-//@ end
     const int heads = args->batch * args->heads_q, tiles = (args->seq_q + tile_q - 1) / tile_q;
     Rounds rounds;
-//@     if walk == "range" then
     const bool wide = depth_qk + depth_v > 256;
     const int about = (!wide && tiles >= 16 ? 4 : wide && tiles <= 4 ? 1 : 2) * min(max(args->seq_k / max(seen, 1), 1), 1024);
-//@     else
-    const int about = 1;
-//@     end
     rounds.list_heads = min(max((int)(about * gridDim.x) / tiles, 1), heads);
     rounds.of_list = ((unsigned)(rounds.list_heads * tiles) + gridDim.x - 1) / gridDim.x;
     rounds.count = rounds.of_list * (((unsigned)heads + rounds.list_heads - 1) / rounds.list_heads);
@@ -59,15 +96,17 @@ static __device__ __forceinline__ bool work_of(const LoomArgs *args, const Round
     if (place >= present * tiles) return false;
     const unsigned row = place / present;
     const int head = first + place - row * present;
+    work->batch = head / args->heads_q;
+    work->head = head - work->batch * args->heads_q;
     work->tile = tiles - 1 - row;
 //@ else
     const unsigned place = round * gridDim.x + blockIdx.x;
     if (place >= (unsigned)(heads * tiles)) return false;
     const int head = place / tiles;
-    work->tile = place - head * tiles;
-//@ end
     work->batch = head / args->heads_q;
     work->head = head - work->batch * args->heads_q;
+    work->tile = place - head * tiles;
+//@ end
     work->head_kv = work->head / args->group;
     work->seq_q = args->seq_q;
     work->seq_k = args->seq_k;
@@ -75,3 +114,4 @@ static __device__ __forceinline__ bool work_of(const LoomArgs *args, const Round
     work->k_start = args->k_start;
     return true;
 }
+//@ end

@@ -1,12 +1,11 @@
-//@ -- tiles, columns: of the accumulators [tiles][columns][4] the bits are for; along: what their columns are; together: columns
-//@ -- whose reads wait together, which takes registers
+//@ -- tiles, columns: of the accumulators [tiles][columns][4] the bits are for; along: what their columns are
 //@ local bits = 4 * tiles
 // Which elements of 16-row tiles of accumulators, ${columns} columns wide, are seen: bit ${bits} * j + 4 * i + e is element e of
 // [i][j]. row and column are those of this thread's element 0 of [0][0]. A loop that is not unrolled to its end: this runs
 // on partial tiles only, and unrolled it would hold the indices of all elements in registers.
 static __device__ __forceinline__ unsigned long long seen_elements(const LoomArgs *args, const Work *work, int row, int column) {
     unsigned long long seen = 0;
-#pragma unroll ${together}
+#pragma unroll 1
     for (int j = 0; j < ${columns}; ++j) {
         unsigned bits = 0;
 #pragma unroll
@@ -16,10 +15,7 @@ static __device__ __forceinline__ unsigned long long seen_elements(const LoomArg
 //@ if along == "keys" then
                 const int at_column = column + 8 * j + e % 2;
                 bool is_seen = at_column < work->seq_k;
-//@     if has_mask and together > 1 then
-                // without a branch: what is read for an element waits with that of the others
-                is_seen &= visible(args, work, work->q_start + row + 16 * i + e / 2 * 8, work->k_start + min(at_column, work->seq_k - 1));
-//@     elseif has_mask then
+//@     if has_mask then
                 is_seen = is_seen && visible(args, work, work->q_start + row + 16 * i + e / 2 * 8, work->k_start + at_column);
 //@     end
 //@ else

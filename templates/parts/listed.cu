@@ -1,0 +1,33 @@
+//@ -- over: keys or queries, what the work visits tiles of
+//@ local own_tile, own_seq, other_tile, other_seq = "tile_q", "seq_q", "tile_k", "seq_k"
+//@ if over == "queries" then
+//@     own_tile, own_seq, other_tile, other_seq = other_tile, other_seq, own_tile, own_seq
+//@ end
+// Of the masks that differ between heads and batches, which one a work has.
+static __device__ __forceinline__ int mask_of(const LoomArgs *args, int batch, int head) {
+//@ if of_batch and of_head then
+    return batch * args->heads_q + head;
+//@ elseif of_batch then
+    return batch;
+//@ elseif of_head then
+    return head;
+//@ else
+    return 0;
+//@ end
+}
+
+//@ if not even then
+// The tile that is taken as the n-th of a mask, as ${k.name}_order has sorted them.
+static __device__ __forceinline__ int tile_at(const LoomArgs *args, int mask, int n) {
+    const int tiles = (args->${own_seq} + ${own_tile} - 1) / ${own_tile};
+    return args->order[mask * 2ll * tiles + n];
+}
+
+//@ end
+// Classes of the tiles of ${over} that a work meets, as ${k.name}_classes has found them: a byte each, in words of four.
+static __device__ __forceinline__ const unsigned *classes_of(const LoomArgs *args, const Work *work) {
+    const int tiles = (args->${own_seq} + ${own_tile} - 1) / ${own_tile}, others = (args->${other_seq} + ${other_tile} - 1) / ${other_tile};
+    const int chunks = (others + class_chunk - 1) / class_chunk;
+    const long long row = mask_of(args, work->batch, work->head) * (long long)tiles + work->tile;
+    return (const unsigned *)(args->classes + row * chunks * class_chunk);
+}
