@@ -81,7 +81,7 @@ end
 -- The classes of the tiles of a mask that is more than one span of keys are found once, by kernels that run before, for all heads
 -- and batches that see alike; `walks` of the kernel that reads them says what its tiles are.
 local CLASS_CHUNK = 128 -- classes of tiles, a byte each, that a reader takes at once: rows are multiples of it
-local CLASS_THREADS, ORDER_THREADS = 128, 1024
+local CLASS_THREADS, ORDER_THREADS = 512, 1024
 
 local function class_regions(problem, target, walks)
     local uses = functions.uses(problem)

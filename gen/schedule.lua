@@ -277,13 +277,18 @@ local HOPPER_PARTIAL = 600                            -- more for each tile that
 local TYPICAL_HOPPER_SEQ = 2048
 
 -- Lengths of a hint, typical ones where it is nil or 0, and the keys that a query may see, the most of the first, the middle
--- and the last: all under a causal mask, as many as a window is wide. Once a choice, not once a candidate.
+-- and the last: all under a causal mask, as many as a window is wide; of several spans the middle, since few may see all; of
+-- what is classified no more than MOST_CLASSIFIED, where a larger tile gains little and a smaller one may skip more. Once a
+-- choice, not once a candidate.
+local MOST_CLASSIFIED = 8192
 local function lengths_of(problem, hint)
     local seq_q = hint and hint.seq_q > 0 and hint.seq_q or TYPICAL_HOPPER_SEQ
     local seq_k = hint and hint.seq_k > 0 and hint.seq_k or TYPICAL_HOPPER_SEQ
-    if interval.walk(problem.mask).kind ~= "range" then return {seq_q = seq_q, seq_k = seq_k, seen = seq_k} end
+    local walk = interval.walk(problem.mask)
+    if walk.kind ~= "range" then return {seq_q = seq_q, seq_k = seq_k, seen = math.min(seq_k, MOST_CLASSIFIED)} end
     local first, most = seq_k - seq_q, 1
-    for _, query in ipairs {first, first + seq_q // 2, seq_k - 1} do
+    local middle = first + seq_q // 2
+    for _, query in ipairs(#walk.spans > 1 and {middle} or {first, middle, seq_k - 1}) do
         local box = {b = 0, h = 0, hkv = 0, q_start = first, k_start = 0, seq_q = seq_q, seq_k = seq_k, q_lo = query, q_hi = query}
         local seen = 0
         for _, span in ipairs(interval.spans(problem.mask, box, "keys", {params = {}})) do
@@ -313,8 +318,8 @@ local function hopper_forward_cost(problem, s, _, lengths)
 end
 
 -- What was the best of a sweep on an H200, in bursts and sustained, for head dims that many have: {most keys that a query
--- sees, schedule}, without mask, with one, where queries see half of the keys or fewer, and where a second set of P did not pay:
--- beside the exponentials of a capped score. Kernels with two sets
+-- sees, schedule}, without mask, with one, where queries see half of the keys or fewer, that as several spans of keys, and where a second
+-- set of P did not pay: beside the exponentials of a capped score. Kernels with two sets
 -- of P take half as long again to compile, so a gain of a hundredth does not count for them.
 -- Sources: bench/results/h200-hopper-schedules.csv, h200-forms.csv.
 local FAST_64 = "tile=256x64 stages=6 q_buffers=2 q_registers=0 p_sets=1 ping_pong=1"
@@ -330,6 +335,7 @@ local HOPPER_MEASURED = {
     [64] = {
         full = {{4096, FAST_64}, {math.huge, "tile=192x128 stages=4 q_buffers=2 q_registers=0 p_sets=1 ping_pong=1"}},
         masked = {{math.huge, FAST_64}},
+        spans = {{math.huge, "tile=192x64 stages=6 q_buffers=1 q_registers=1 p_sets=2 ping_pong=1"}},
     },
     [128] = {
         full = {{512, FAST_128}, {8192, TWO_SETS_128}, {math.huge, WIDE_128}},
@@ -368,9 +374,10 @@ local function measured(problem, pass, target, lengths)
     local rows = target == "hopper" and pass == "forward" and problem.d == problem.dv and HOPPER_MEASURED[problem.d]
     if not rows then return end
     local uses = functions.uses(problem)
-    local narrow = problem.mask and 2 * lengths.seen <= lengths.seq_k and rows.narrow
+    local narrow = problem.mask and uses.walk == "range" and 2 * lengths.seen <= lengths.seq_k and rows.narrow
     local one_set = uses.capped and rows.one_set
-    for _, row in ipairs(narrow or one_set or problem.mask and rows.masked or rows.full) do
+    local spans = uses.listed and uses.walk == "range" and 2 * lengths.seen <= lengths.seq_k and rows.spans
+    for _, row in ipairs(narrow or spans or one_set or problem.mask and rows.masked or rows.full) do
         if lengths.seen <= row[1] then return row[2] end
     end
 end

@@ -395,6 +395,13 @@ static const kernel KERNELS[] = {
     {"bf16 d=64 mask={causal & blk[b, h, row / 48, col / 16]} params={blk: bool[batch, heads_q, ceil(seq_q/48), ceil(seq_k/16)]}",
      "tile=128x64 stages=2 q_buffers=1 q_registers=0 p_sets=1 ping_pong=1",
      {RUN(1, 2, 1, 200, 260, 2, 7, .num_not_finite = 9)}},
+    /* More tiles than are read at once; rows of tiles that visit very unequal numbers; masks of two heads. */
+    {"bf16 d=16 mask={k / 64 % 37 == q / 64 % 5 | row < 3 & h == 1}",
+     "tile=128x64 stages=2 q_buffers=1 q_registers=0 p_sets=1 ping_pong=1",
+     {RUN(1, 2, 1, 300, 9000, 2, 8, .num_not_finite = 20)}},
+    {"bf16 d=16 mask={abs(q - k) <= 70 | row < 5 | k < 5 & b == 1}",
+     "tile=64x64 stages=2 q_buffers=1 q_registers=0 p_sets=1 ping_pong=0",
+     {RUN(2, 1, 1, 700, 700, 3, 9, .num_not_finite = 9)}},
     /* Indices up to the largest there is, which read 0: the class of a tile looks at all of them. */
     {"bf16 d=64 mask={ids[q + 2147483600] == 0 & k % 3 != 1} params={ids: i32[seq_q]}", NULL, {RUN(1, 1, 1, 48, 48, 1, 1)}},
     /* Constants that must not meet the scale: divided by it they would be infinite, and 0 times that is NaN. */
@@ -546,6 +553,7 @@ static void order_does_not_matter(void **state) {
         {"bf16 d=64 causal", "tile=128x64 stages=3 q_buffers=2 q_registers=0 p_sets=2 ping_pong=1"},
         {"bf16 d=64 mask={q / 64 % 3 != k / 64 | q - k < 9 & h < 2}",
          "tile=128x64 stages=3 q_buffers=2 q_registers=0 p_sets=1 ping_pong=1"},
+        {"bf16 d=64 mask={k / 64 % 3 != 1}", "tile=64x64 stages=3 q_buffers=2 q_registers=0 p_sets=1 ping_pong=0"},
     };
     const run r = RUN(1, 3, 1, 257, 300, 2, 4, .spread = 3, .num_not_finite = 30);
     for (size_t i = 0; i < COUNT(KERNELS); i++) {

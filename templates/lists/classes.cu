@@ -72,21 +72,21 @@ extern "C" __global__ void __launch_bounds__(threads) ${symbol}(const __grid_con
 //@ elseif of_batch then
     work.batch = mask;
 //@ end
-    const int chunks = (others + class_chunk - 1) / class_chunk, part = threadIdx.x % lanes;
+    const int end = (others + class_chunk - 1) / class_chunk * class_chunk, part = threadIdx.x % lanes;
     // A part past the end of the sequence does as the last that has rows.
     const int tile_first = work.tile * ${own_tile}, first = tile_first + part_rows * min(min(part, parts - 1), (work.${own_seq} - tile_first - 1) / part_rows);
     const int last = min(first + part_rows, work.${own_seq}) - 1;
-    unsigned char *const classes = args.classes + (long long)blockIdx.x * chunks * class_chunk;
+    unsigned char *const classes = args.classes + (long long)blockIdx.x * end;
 //@ if not even then
     int visited = 0;
 //@ end
-    for (int step = 0; step < chunks * class_chunk; step += threads / lanes) {
+    for (int step = 0; step < end; step += threads / lanes) {
         const int other = step + threadIdx.x / lanes;
         unsigned what = 0;
         if (other < others && part < parts) what = class_of(&args, &work, first, last, other) << 2 * part;
 #pragma unroll
         for (int distance = 1; distance < lanes; distance *= 2) what |= __shfl_xor_sync(~0u, what, distance);
-        if (part == 0) classes[other] = what;
+        if (part == 0 && other < end) classes[other] = what;
 //@ if not even then
         visited += __syncthreads_count(part == 0 && what != 0);
 //@ end

@@ -135,12 +135,12 @@ extern "C" __global__ void __launch_bounds__(threads, ${k.blocks_per_sm}) ${symb
     Work ahead = work;
     Walk walk = walk_begin(&args, &ahead);
     bool ahead_full;
-    int ahead_tile = walk_next(&args, &ahead, &walk, 0, &ahead_full);
+    int ahead_tile = walk_next(&args, &ahead, &walk, &ahead_full);
     int buffer = 0;
     const auto skip_heads = [&] {  // to the next head that sees these keys, or to head_end
         while (ahead_tile == walk.end && ++ahead.head < head_end) {
             walk = walk_begin(&args, &ahead);
-            ahead_tile = walk_next(&args, &ahead, &walk, 0, &ahead_full);
+            ahead_tile = walk_next(&args, &ahead, &walk, &ahead_full);
         }
     };
     const auto load_ahead = [&] {  // its q, dO, LSE and D
@@ -201,7 +201,7 @@ extern "C" __global__ void __launch_bounds__(threads, ${k.blocks_per_sm}) ${symb
 //@ end
         copies_wait();
         __syncthreads();  // this step's tiles are here; all warps are done with the last step's
-        ahead_tile = walk_next(&args, &ahead, &walk, ahead_tile + 1, &ahead_full);
+        ahead_tile = walk_next(&args, &ahead, &walk, &ahead_full);
         skip_heads();
 //@ if c.stages == 2 then
         buffer ^= 1;

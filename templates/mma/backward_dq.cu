@@ -69,7 +69,7 @@ extern "C" __global__ void __launch_bounds__(threads, ${k.blocks_per_sm}) ${symb
     const int first_row = work.tile * tile_q;
     Walk walk = walk_begin(&args, &work);
     bool full;
-    int tile = walk_next(&args, &work, &walk, 0, &full);
+    int tile = walk_next(&args, &work, &walk, &full);
     load_qk_rows(smem + smem_q, args.q + work.batch * args.q_stride_batch + work.head * args.q_stride_head,
                  args.q_stride_seq, tile_q, first_row, work.seq_q);
     load_v_rows(smem + smem_dout, args.dout + work.batch * args.dout_stride_batch + work.head * args.dout_stride_head,
@@ -156,7 +156,7 @@ extern "C" __global__ void __launch_bounds__(threads, ${k.blocks_per_sm}) ${symb
 //@ end
         add_dsk(dq, ds, k_columns);
         __syncthreads();  // all warps are done with k and v
-        tile = walk_next(&args, &work, &walk, tile + 1, &full);
+        tile = walk_next(&args, &work, &walk, &full);
         if (tile < walk.end) load_keys(smem + smem_k, &args, &work, tile * tile_k);
     }
 

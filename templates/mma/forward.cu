@@ -69,7 +69,7 @@ extern "C" __global__ void __launch_bounds__(threads, ${k.blocks_per_sm}) ${symb
     const int first_row = work.tile * tile_q;
     Walk walk = walk_begin(&args, &work);
     bool full;
-    int tile = walk_next(&args, &work, &walk, 0, &full);
+    int tile = walk_next(&args, &work, &walk, &full);
     load_qk_rows(smem + smem_q, args.q + work.batch * args.q_stride_batch + work.head * args.q_stride_head,
                  args.q_stride_seq, tile_q, first_row, work.seq_q);
     if (tile < walk.end) load_keys(smem + smem_k, &args, &work, tile * tile_k);
@@ -182,7 +182,7 @@ extern "C" __global__ void __launch_bounds__(threads, ${k.blocks_per_sm}) ${symb
 //@ if has_mask then
         const bool whole = full;
 //@ end
-        tile = walk_next(&args, &work, &walk, tile + 1, &full);
+        tile = walk_next(&args, &work, &walk, &full);
         if (tile < walk.end) load_keys(smem + smem_k, &args, &work, tile * tile_k);
 //@ if has_mask then
         if (!whole && find_nonfinite(nonfinite, !careful, smem + smem_v, tile_k, pitch_v, depth_v)) {

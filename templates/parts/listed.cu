@@ -24,10 +24,16 @@ static __device__ __forceinline__ int tile_at(const LoomArgs *args, int mask, in
 }
 
 //@ end
-// Classes of the tiles of ${over} that a work meets, as ${k.name}_classes has found them: a byte each, in words of four.
-static __device__ __forceinline__ const unsigned *classes_of(const LoomArgs *args, const Work *work) {
-    const int tiles = (args->${own_seq} + ${own_tile} - 1) / ${own_tile}, others = (args->${other_seq} + ${other_tile} - 1) / ${other_tile};
-    const int chunks = (others + class_chunk - 1) / class_chunk;
-    const long long row = mask_of(args, work->batch, work->head) * (long long)tiles + work->tile;
-    return (const unsigned *)(args->classes + row * chunks * class_chunk);
+// Chunks of classes that a work has, as ${k.name}_classes has found them, and the first of them.
+static __device__ __forceinline__ int chunks_of(const Work *work) {
+    return ((work->${other_seq} + ${other_tile} - 1) / ${other_tile} + class_chunk - 1) / class_chunk;
+}
+static __device__ __forceinline__ unsigned first_chunk(const LoomArgs *args, const Work *work) {
+    const unsigned tiles = (args->${own_seq} + ${own_tile} - 1) / ${own_tile};
+    return (mask_of(args, work->batch, work->head) * tiles + work->tile) * chunks_of(work);
+}
+
+// Classes of the four tiles of ${over} that a lane has of a chunk, a byte each.
+static __device__ __forceinline__ unsigned read_classes(const LoomArgs *args, unsigned chunk) {
+    return __ldg((const unsigned *)args->classes + chunk * (class_chunk / 4ull) + threadIdx.x % 32);
 }

@@ -89,6 +89,7 @@ function tests.windows_choose_by_their_width()
     assert(choice("bf16 d=128 mask={window(1500, 0)}", 2048) == short)
     assert(choice("bf16 d=128 mask={window(1023, 0) | k < 4}", 32768) == narrow)
     assert(choice("bf16 d=128 mask={window(20000, 0)}", 32768) == long)
+    assert(choice("bf16 d=128 mask={longformer(512, 64)}", 32768) == narrow)
     assert(choice("bf16 d=128 mask={prefix(n)} params={n: i32}", 32768) == long) -- n is not known
 end
 
@@ -118,8 +119,10 @@ function tests.tiles_fit_the_blocks_of_a_mask()
         end
     end
     assert(tile("bf16 d=64 mask={butterfly(128)}", 4096) == 128 and tile("bf16 d=64 mask={butterfly(256)}", 4096) == 256)
-    local free = {tile("bf16 d=128 mask={dilated(256, 4)}", 16384)} -- no blocks: the best of the sweep
+    local free = {tile("bf16 d=128 causal", 16384)} -- no blocks: the best of the sweep
     assert(free[1] == 192 and free[2] == 80)
+    free = {tile("bf16 d=128 mask={dilated(256, 4)}", 16384)} -- not known how many keys are seen: a smaller one may skip more
+    assert(free[1] == 128 and free[2] == 128)
 end
 
 -- A plan asks once a candidate: that must not cost it its few milliseconds.

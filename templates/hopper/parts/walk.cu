@@ -27,10 +27,10 @@ typedef struct Walk {
 //@ else
 // A warp walks together, 128 tiles at a time.
 typedef struct Walk {
-    const unsigned *classes;  // of all tiles
-    int base;                 // first of the 128 at hand
-    unsigned four;            // classes of this lane's four
-    unsigned left;            // lanes that have some to be visited
+    unsigned chunk;  // of classes, that is at hand
+    int base;        // its first tile
+    unsigned four;   // classes of this lane's four
+    unsigned left;   // lanes that have some to be visited
 } Walk;
 //@ end
 
@@ -53,15 +53,15 @@ static __device__ __forceinline__ int last_row(const Work *work, int warpgroup) 
 
 //@ end
 //@ if listed then
-static __device__ __forceinline__ void walk_read(Walk *walk) {
-    walk->four = __ldg(walk->classes + walk->base / 4 + threadIdx.x % 32);
+static __device__ __forceinline__ void walk_read(const LoomArgs *args, Walk *walk) {
+    walk->four = read_classes(args, walk->chunk);
     walk->left = __ballot_sync(~0u, walk->four != 0);
 }
 
 static __device__ __forceinline__ Walk walk_begin(const LoomArgs *args, const Work *work) {
-    const int chunks = ((work->seq_k + tile_k - 1) / tile_k + class_chunk - 1) / class_chunk;
-    Walk walk = {classes_of(args, work), class_chunk * (chunks - 1), 0, 0};
-    if (chunks > 0) walk_read(&walk);
+    const int chunks = chunks_of(work);
+    Walk walk = {first_chunk(args, work) + chunks - 1, class_chunk * (chunks - 1), 0, 0};
+    if (chunks > 0) walk_read(args, &walk);
     return walk;
 }
 
@@ -70,7 +70,8 @@ static __device__ __forceinline__ Visit walk_next(const LoomArgs *args, const Wo
     while (!walk->left) {
         if (walk->base <= 0) return visit;
         walk->base -= class_chunk;
-        walk_read(walk);
+        --walk->chunk;
+        walk_read(args, walk);
     }
     const int lane = 31 - __clz(walk->left);
     const unsigned four = __shfl_sync(~0u, walk->four, lane);

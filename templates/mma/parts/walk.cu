@@ -6,7 +6,7 @@
 // Which tiles of ${other} the work visits, and which of them need no mask.
 //@ if not listed then
 typedef struct Walk {
-    Span outer;  // tiles where something is visible
+    Span outer;  // tiles where something is visible, still to be visited
     Span inner;  // ${over == "queries" and "rows" or "columns"} where all is visible
     int end;     // one past the last tile there is
 } Walk;
@@ -25,11 +25,10 @@ static __device__ __forceinline__ Walk walk_begin(const LoomArgs *args, const Wo
     return walk;
 }
 
-// The first visited tile at or after `from`, walk->end if there is none.
-static __device__ __forceinline__ int walk_next(const LoomArgs *args, const Work *work, Walk *walk, int from, bool *full) {
-    int next = walk->end;
-    const int tile = max(from, walk->outer.lo);
-    if (tile <= walk->outer.hi) next = min(next, tile);
+// The next visited tile, walk->end if there is none.
+static __device__ __forceinline__ int walk_next(const LoomArgs *args, const Work *work, Walk *walk, bool *full) {
+    const int next = walk->outer.lo <= walk->outer.hi ? walk->outer.lo : walk->end;
+    walk->outer.lo = next + 1;
     *full = walk->inner.lo <= next * ${tile} && next * ${tile} + ${tile} - 1 <= walk->inner.hi;
 //@ if over == "queries" then
     *full = *full && (work->tile + 1) * ${own_tile} <= work->${own_seq};
@@ -39,38 +38,33 @@ static __device__ __forceinline__ int walk_next(const LoomArgs *args, const Work
 //@ else
 // Each lane has the classes of four tiles.
 typedef struct Walk {
-    int base, end;  // first of the tiles at hand; one past the last tile there is
-    unsigned four;  // this lane's
+    unsigned chunk;  // of classes, that is at hand
+    int base, end;   // its first tile; one past the last tile there is
+    unsigned four;   // this lane's, still to be visited
 } Walk;
 
-static __device__ __forceinline__ void walk_read(const LoomArgs *args, const Work *work, Walk *walk, int base) {
-    walk->base = base;
-    walk->four = __ldg(classes_of(args, work) + base / 4 + threadIdx.x % 32);
-}
-
 static __device__ __forceinline__ Walk walk_begin(const LoomArgs *args, const Work *work) {
-    Walk walk = {0, (work->${seq} + ${tile} - 1) / ${tile}, 0};
-    if (walk.end > 0) walk_read(args, work, &walk, 0);
+    Walk walk = {first_chunk(args, work), 0, (work->${seq} + ${tile} - 1) / ${tile}, 0};
+    if (walk.end > 0) walk.four = read_classes(args, walk.chunk);
     return walk;
 }
 
-// The first visited tile at or after `from`, walk->end if there is none.
-static __device__ __forceinline__ int walk_next(const LoomArgs *args, const Work *work, Walk *walk, int from, bool *full) {
-    while (from < walk->end) {
-        if (from >= walk->base + class_chunk) walk_read(args, work, walk, walk->base + class_chunk);
-        const int passed = from - walk->base - 4 * (int)(threadIdx.x % 32);  // tiles of this lane that lie before
-        const unsigned four = passed >= 4 ? 0 : passed <= 0 ? walk->four : walk->four >> 8 * passed << 8 * passed;
-        const unsigned left = __ballot_sync(~0u, four != 0);
+// The next visited tile, walk->end if there is none.
+static __device__ __forceinline__ int walk_next(const LoomArgs *args, const Work *work, Walk *walk, bool *full) {
+    *full = false;
+    for (;;) {
+        const unsigned left = __ballot_sync(~0u, walk->four != 0);
         if (left) {
             const int lane = __ffs(left) - 1;
-            const unsigned found = __shfl_sync(~0u, four, lane);
-            const int byte = (__ffs(found) - 1) / 8;
-            *full = (found >> 8 * byte & 0xff) == 2;
-            return walk->base + 4 * lane + byte;
+            const unsigned four = __shfl_sync(~0u, walk->four, lane);
+            const int shift = (__ffs(four) - 1) & ~7;
+            if (threadIdx.x % 32 == lane) walk->four = four & ~(0xffu << shift);
+            *full = (four >> shift & 0xff) == 2;
+            return walk->base + 4 * lane + shift / 8;
         }
-        from = walk->base + class_chunk;
+        walk->base += class_chunk;
+        if (walk->base >= walk->end) return walk->end;
+        walk->four = read_classes(args, ++walk->chunk);
     }
-    *full = false;
-    return walk->end;
 }
 //@ end
