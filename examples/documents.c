@@ -51,8 +51,10 @@ int main(void) {
     args.params = params;
     args.num_params = 1;
     if (loom_prepared_bytes(packed, &args, &args.prepared_bytes, &error)) goto failed;
-    if (args.prepared_bytes) args.prepared = aligned_alloc(256, args.prepared_bytes);
+    if (args.prepared_bytes) args.prepared = aligned_alloc(256, (args.prepared_bytes + 255) / 256 * 256);
     if (args.prepared && loom_prepare(packed, &args, NULL, &error)) goto failed;
+    if (loom_workspace_bytes(packed, LOOM_FORWARD, &args, &args.workspace_bytes, &error)) goto failed;
+    if (args.workspace_bytes) args.workspace = aligned_alloc(256, (args.workspace_bytes + 255) / 256 * 256);
     for (int layer = 0; layer < LAYERS; layer++) {
         fill(q), fill(k), fill(v);
         if (loom_forward(packed, &args, NULL, &error)) goto failed;
@@ -64,7 +66,7 @@ int main(void) {
     }
     printf("%s\n%d documents, %d tokens, %d layers, prepared %zu bytes: largest difference from each alone %.1e\n",
            loom_plan_text(packed, LOOM_TEXT_PROBLEM), NUM_DOCUMENTS, seq, LAYERS, args.prepared_bytes, largest);
-    free(args.prepared);
+    free(args.workspace), free(args.prepared);
     loom_plan_destroy(causal), loom_plan_destroy(packed), loom_context_destroy(context);
     return largest < 1e-6 ? 0 : 1;
 failed:

@@ -16,7 +16,7 @@ output keeps its address, by which a kernel sees whether it is wanted.
   workspace.<place>                                   a region of kernel.lua's list
   <tensor>.map                                        with `rows` and `chunks` of its boxes
 Order: maps, then 8-byte fields, then 4-byte fields, so that there is no padding inside. A later capability (lengths in
-device memory, page tables, seeds, prepared lists) is a further row here; the digest of this file is in the cache key. ]]
+device memory, page tables, seeds) is a further row here; the digest of this file is in the cache key. ]]
 
 local abi = {}
 

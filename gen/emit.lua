@@ -75,7 +75,7 @@ function emit.source(plan, k, read)
         constants = "",
         arguments = abi.struct(fields),
         functions = functions.text(p, LANGUAGE[k.target], k.calls or {}),
-        walk = uses.walk, listed = k.listed or false, of_batch = uses.of_batch, of_head = uses.of_head,
+        walk = uses.walk, listed = k.listed or false, of_batch = uses.of_batch, of_head = uses.of_head, of_head_kv = uses.of_head_kv,
         row_terms = uses.row_terms, column_terms = uses.column_terms, num_spans = uses.num_spans or 0, exact_rows = uses.exact_rows, bounds = uses.bounds,
         one_tanh = uses.one_tanh and not uses.capped, capped = uses.capped, even = uses.even, at_diagonal = uses.at_diagonal,
         c = values,                       -- the kernel's constants, for decisions in Lua lines

@@ -7,12 +7,12 @@
                                        of the rest, see interval.bounds; with units = true
                                        the score is one for the elements of a tile, see ELEMENT_OF_TILE; with sides = true
                                        there is the mask for these, see tile_mask_functions
-  functions.uses(problem)           -> {mask =, score = bool, walk = "range" | "classify", num_spans =, bounds =, exact_rows =, even =, of_batch =, of_head =, listed =,
+  functions.uses(problem)           -> {mask =, score = bool, walk = "range" | "classify", num_spans =, bounds =, exact_rows =, even =, of_batch =, of_head =, of_head_kv =, listed =,
                                        of_tile =, row_terms =, column_terms =,
                                        one_tanh =, capped =, at_diagonal =}; num_spans: of a range, or of bounds;
                                        bounds: of walk classify, with spans of a part of it;
                                        exact_rows: the spans of a single row are what it sees, or what that part lets it, whatever its position;
-                                       even: all queries of a head see the same keys; of_batch, of_head: the mask differs between these;
+                                       even: all queries of a head see the same keys; of_batch, of_head, of_head_kv: the mask differs between these, of_head_kv where it does between heads of k alone;
                                        listed: GPU kernels find its tiles in lists;
                                        of_tile: what of the mask is asked for each element of a partial tile, beside exact spans of its rows;
                                        row_terms, column_terms: with sides there are such;
@@ -920,17 +920,21 @@ local function find_uses(problem)
     for _, conjunction in ipairs(spans or {}) do
         for _, atom in ipairs(conjunction) do exact_rows = exact_rows and #(atom.checks or {}) == 0 end
     end
-    local function reads(...)
-        local names = {}
-        for _, name in ipairs {...} do names[name] = true end
-        return expression.any(mask, function(node) return node.op == "var" and names[node.name] end)
+    local function reads(name)
+        return expression.any(mask, function(node) return node.op == "var" and node.name == name end)
     end
+    local of_head = reads "h"
     local of_tile = select(2, interval.bounds(mask))
     if not exact_rows then of_tile = nil end
     local sides = one_sided(of_tile or mask)
-    return {mask = mask ~= nil, listed = mask ~= nil and (walk.kind == "classify" or #spans > 1), of_tile = of_tile or mask, row_terms = #sides.rows > 0, column_terms = #sides.columns > 0, of_batch = reads "b", of_head = reads("h", "hkv"), score = score ~= nil, walk = walk.kind, bounds = bounds ~= nil, num_spans = spans and #spans,
-            exact_rows = exact_rows, even = is_even(mask), capped = score ~= nil and units.cap(score) ~= nil,
-            one_tanh = score ~= nil and only_tanh(units.of(score)) ~= nil, at_diagonal = is_made_of_positions(score)}
+    return {
+        mask = mask ~= nil, score = score ~= nil, walk = walk.kind, bounds = bounds ~= nil, num_spans = spans and #spans,
+        listed = mask ~= nil and (walk.kind == "classify" or #spans > 1), exact_rows = exact_rows, even = is_even(mask),
+        of_batch = reads "b", of_head = of_head, of_head_kv = not of_head and reads "hkv",
+        of_tile = of_tile or mask, row_terms = #sides.rows > 0, column_terms = #sides.columns > 0,
+        capped = score ~= nil and units.cap(score) ~= nil, one_tanh = score ~= nil and only_tanh(units.of(score)) ~= nil,
+        at_diagonal = is_made_of_positions(score),
+    }
 end
 
 function functions.uses(problem)

@@ -83,11 +83,16 @@ end
 local CLASS_CHUNK = 128 -- classes of tiles, a byte each, that a reader takes at once: rows are multiples of it
 local CLASS_THREADS, ORDER_THREADS = 512, 1024
 
+-- How many masks differ: {batches, heads}.
+local function masks_of(uses)
+    return {uses.of_batch and "batch" or "1", uses.of_head and "heads_q" or uses.of_head_kv and "heads_kv" or "1"}
+end
+
 local function class_regions(problem, target, walks)
     local uses = functions.uses(problem)
     local own, other = "seq_q", "seq_k"
     if walks.over == "queries" then own, other = other, own end
-    local masks = {uses.of_batch and "batch" or "1", uses.of_head and "heads_q" or "1"}
+    local masks = masks_of(uses)
     local rows = ("ceil(%s/%d)"):format(own, walks.own)
     local of = ("%s_%s_%dx%d"):format(target, walks.over, walks.own, walks.other)
     local list = {
@@ -107,7 +112,7 @@ end
 -- The kernels that make them.
 local function class_kernels(problem, of)
     local uses, walks = functions.uses(problem), of.walks
-    local batch, heads = uses.of_batch and "batch" or "1", uses.of_head and "heads_q" or "1"
+    local batch, heads = table.unpack(masks_of(uses))
     local seq = walks.over == "keys" and "seq_q" or "seq_k"
     local lanes = walks.parts == 3 and 4 or walks.parts
     local sizes = {

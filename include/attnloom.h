@@ -305,11 +305,12 @@ LOOM_API loom_status loom_backward(const loom_plan *plan, const loom_args *args,
  * the mask reads, and holds for every launch that has the same: all layers of a model, and their backward. Optional: a
  * launch without it does the same in its workspace.
  *
- * Bytes that it takes for args->shape; 0, where the mask needs none of it: then there is nothing to prepare. */
+ * Bytes that it takes for args->shape; 0, where the mask needs none of it: then there is nothing to prepare. A launch may need
+ * some workspace all the same: ask loom_workspace_bytes with `prepared` set. */
 LOOM_API loom_status loom_prepared_bytes(const loom_plan *plan, const loom_args *args, size_t *bytes, loom_error *error);
 
-/* Enqueues it: fills args->prepared, of args->prepared_bytes, aligned to 256, any content. Tensors are not looked at. As
- * for launches: no lock, no allocation, no host round trip, may be captured into a CUDA graph. */
+/* Enqueues it: fills args->prepared, of args->prepared_bytes, aligned to 256, any content. Tensors are not looked at, params are
+ * checked as for a launch. As for launches: no lock, no allocation, no host round trip, may be captured into a CUDA graph. */
 LOOM_API loom_status loom_prepare(const loom_plan *plan, const loom_args *args, void *stream, loom_error *error);
 
 #ifdef __cplusplus

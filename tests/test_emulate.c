@@ -1,7 +1,8 @@
 /* test_emulate.c - the protocol of the emitted hopper kernels without a GPU: a driver of our own takes the
  * place of CUDA's, and its launches run on the CPU in the emulator of tests/emulate/. Outputs are held to
  * float64 with the limits of test_numerics, rows to equal bits whatever their neighbours and tile, and
- * kernels with a fault put in must be found.
+ * kernels with a fault put in must be found. Of mma kernels, whose instructions it does not know, the walks run:
+ * the tiles that they visit are held to the mask.
  *
  * ctest: slow
  *
@@ -49,6 +50,7 @@ static struct {
     unsigned max_blocks; /* of a launch: the kernels are persistent, any number will do */
     uint64_t seed;
     const char *from, *to; /* NULL, or what is replaced in the text of kernels that are compiled now */
+    bool walks;            /* kernels write down which tiles they visit, and do nothing else */
     int num_libraries, num_launches;
     uint64_t loaded[NUM_SMS]; /* bytes, by the blocks of the last launch */
     char failure[2048]; /* of the last launch */
@@ -68,9 +70,51 @@ static char *with_fault(const char *text) {
     return made;
 }
 
+/* What a kernel's output is, and how many rows of WALK_DIM elements it has. */
+enum { WALK_DIM = 64 };
+static const struct written {
+    const char *symbol, *name, *heads, *seq;
+    bool of_keys;
+} WRITTEN[] = {{"attnloom_forward", "o", "heads_q", "seq_q", false},
+               {"attnloom_backward_dkv", "dk", "heads_kv", "seq_k", true},
+               {"attnloom_backward_dq", "dq", "heads_q", "seq_q", false}};
+
+/* The text up to the end of its walk, and a kernel that writes to its output, in ints: its tile, head and batch, and for each
+ * head of the group, or the one that it has, how many tiles it visits and 2 * tile + whether it is full of each. */
+static char *with_walk_alone(const char *text, const char *symbol) {
+    const struct written *w = WRITTEN;
+    const char *walk = strstr(text, "int walk_next("), *end = walk ? strstr(walk, "\n}\n") : NULL;
+    char *made = NULL;
+    if (!end) return strdup(text);
+    while (strcmp(w->symbol, symbol) != 0) w++;
+    if (asprintf(&made,
+                 "%.*s\n}\nextern \"C\" __global__ void %s(const LoomArgs args) {\n"
+                 "    const Work first = work_of(&args, blockIdx.x);\n"
+                 "    const long long room = (long long)args.batch * args.%s * args.%s * %d / 2 / gridDim.x;\n"
+                 "    int *to = (int *)args.%s + blockIdx.x * room;\n"
+                 "    const bool writes = threadIdx.x == 0;\n"
+                 "    if (writes) *to++ = first.tile, *to++ = first.head, *to++ = first.batch;\n"
+                 "    for (int i = 0; i < (%d ? args.group : 1); ++i) {\n"
+                 "        Work work = first;\n"
+                 "        work.head += i;\n"
+                 "        Walk walk = walk_begin(&args, &work);\n"
+                 "        bool full = false;\n"
+                 "        int *const count = to++;\n"
+                 "        for (int tile; (tile = walk_next(&args, &work, &walk, &full)) < walk.end; ++to)\n"
+                 "            if (writes) *to = 2 * tile + full;\n"
+                 "        if (writes) *count = to - count - 1;\n"
+                 "    }\n"
+                 "}\n",
+                 (int)(end - text), text, symbol, w->heads, w->seq, WALK_DIM, w->name, w->of_keys) < 0)
+        fail_msg("no memory");
+    return made;
+}
+
 static void compile(module *m) {
     char path[PATH_BYTES], command[3 * PATH_BYTES];
-    char *text = emulator.from ? with_fault(m->text) : strdup(m->text);
+    char *text = emulator.from    ? with_fault(m->text)
+                 : emulator.walks ? with_walk_alone(m->text, m->symbol)
+                                  : strdup(m->text);
     lua_getfield(lua, LUA_REGISTRYINDEX, "translate");
     lua_pushstring(lua, text);
     lua_pushstring(lua, m->symbol);
@@ -147,8 +191,10 @@ static int d_launch(loom__cuda_handle function, unsigned grid_x, unsigned grid_y
                     loom__cuda_handle stream, void **parameters, void **extra) {
     module *m = function;
     (void)grid_y, (void)grid_z, (void)block_y, (void)block_z, (void)stream, (void)extra;
+    const bool persistent = !emulator.walks && strcmp(m->symbol, "attnloom_forward") == 0;
+    if (emulator.walks && !strstr(m->text, "int walk_next(") && !strstr(m->symbol, "_classes") && !strstr(m->symbol, "_order"))
+        return 0;
     if (!m->kernel) compile(m);
-    const bool persistent = strcmp(m->symbol, "attnloom_forward") == 0;
     const emu_launch launch = {.kernel = m->kernel,
                                .args = parameters[0],
                                .blocks = persistent && grid_x > emulator.max_blocks ? emulator.max_blocks : grid_x,
@@ -575,6 +621,117 @@ static void order_does_not_matter(void **state) {
     }
 }
 
+/* -- Walks of mma ------------------------------------------------------------------------------------- */
+
+typedef struct walk_case {
+    const char *problem;
+    bool exact; /* no tile is visited or partial that need not be */
+} walk_case;
+
+static bool is_seen(const loom__rig *rig, int64_t batch, int64_t head, int64_t row, int64_t col) {
+    const loom_shape *s = &rig->options.shape;
+    const loom__point point = {.shape = s,
+                               .params = rig->params,
+                               .q = (int32_t)(s->seq_k - s->seq_q + row),
+                               .k = (int32_t)col,
+                               .row = (int32_t)row,
+                               .col = (int32_t)col,
+                               .b = (int32_t)batch,
+                               .h = (int32_t)head,
+                               .hkv = (int32_t)(head / (s->heads_q / s->heads_kv))};
+    return loom__expression_value(rig->reference->mask, LOOM__ROUNDED, &point).i != 0;
+}
+
+/* Holds what the blocks of a kernel wrote to the mask. own, other: rows of tiles on the kernel's side and on the one it walks. */
+static void check_walks(const loom__rig *rig, const walk_case *c, const struct written *w, loom__rig_name output, int own,
+                        int other) {
+    const loom_shape *s = &rig->options.shape;
+    const loom__rig_tensor *t = &rig->tensors[output];
+    int64_t own_seq = w->of_keys ? s->seq_k : s->seq_q, other_seq = w->of_keys ? s->seq_q : s->seq_k;
+    int64_t heads = w->of_keys ? s->heads_kv : s->heads_q, group = w->of_keys ? s->heads_q / s->heads_kv : 1;
+    int64_t tiles = (own_seq + own - 1) / own, others = (other_seq + other - 1) / other, blocks = s->batch * heads * tiles;
+    int64_t room = s->batch * heads * own_seq * WALK_DIM / 2 / blocks;
+    char *met = calloc((size_t)blocks, 1);
+    for (int64_t block = 0; block < blocks; block++) {
+        const int32_t *from = (const int32_t *)(rig->buffers[t->buffer].host + t->first * 2) + block * room;
+        int64_t tile = *from++, head = *from++, batch = *from++;
+        if (tile < 0 || tile >= tiles || head < 0 || head % group || batch < 0 || batch >= s->batch ||
+            met[(batch * heads + head / group) * tiles + tile]++)
+            fail_msg("%s: block %d takes tile %d of head %d", c->problem, (int)block, (int)tile, (int)head);
+        for (int64_t i = 0; i < group; i++, head++) {
+            const int32_t *visits = from + 1, *end = visits + *from;
+            from = end;
+            for (int64_t n = 0; n < others; n++) {
+                bool some = false, all = true;
+                for (int64_t x = tile * own; x < (tile + 1) * own; x++) {
+                    for (int64_t y = n * other; y < (n + 1) * other; y++) {
+                        int64_t row = w->of_keys ? y : x, col = w->of_keys ? x : y;
+                        /* Queries past the end: nothing of them is stored, but they must not count as seen by keys. */
+                        if (row >= s->seq_q && !w->of_keys) continue;
+                        bool seen = row < s->seq_q && col < s->seq_k && is_seen(rig, batch, head, row, col);
+                        some |= seen;
+                        all &= seen;
+                    }
+                }
+                bool visited = visits < end && *visits / 2 == n, full = visited && *visits % 2;
+                visits += visited;
+                if ((some && !visited) || (full && !all) || (c->exact && ((visited && !some) || (visited && all && !full))))
+                    fail_msg("%s: head %d, tile %d meets %d: visited %d, full %d; some are seen %d, all %d", c->problem,
+                             (int)head, (int)tile, (int)n, visited, full, some, all);
+            }
+            assert_ptr_equal(visits, end); /* in order, and no others */
+        }
+    }
+    free(met);
+}
+
+static void mma_visits_what_is_seen(void **state) {
+    (void)state;
+    static const walk_case CASES[] = {
+        {"bf16 d=64 causal backward deterministic", true},
+        {"bf16 d=64 mask={window(90, 7)} backward", true},
+        {"fp16 d=64 mask={longformer(100, 20)} backward deterministic", false},
+        {"bf16 d=64 mask={q / 64 % 3 != k / 64 | q - k < 9 & h < 2} backward", false},
+        {"bf16 d=64 mask={(b + k / 64) % 3 != 1} backward", true},
+        {"bf16 d=64 mask={causal & ids[q] == ids[k]} params={ids: i32[seq_k]} backward deterministic", false},
+        {"bf16 d=64 mask={blk[b, hkv, row / 64, col / 32]} params={blk: bool[batch, heads_kv, ceil(seq_q/64), ceil(seq_k/32)]} backward", true},
+    };
+    static const loom_shape SHAPES[] = {{1, 2, 2, 130, 260}, {2, 4, 2, 65, 130}, {1, 2, 1, 300, 9000}, {1, 1, 1, 700, 700}, {1, 1, 1, 9000, 100}};
+    emulator.walks = true;
+    for (size_t i = 0; i < COUNT(CASES); i++) {
+        const walk_case *c = &CASES[i];
+        loom_plan_desc desc = LOOM_PLAN_DESC_INIT;
+        loom_plan *plan = NULL;
+        loom_error error = LOOM_ERROR_INIT;
+        desc.problem = c->problem;
+        desc.target = "mma";
+        desc.alignment = 16;
+        if (loom_plan_create(context, &desc, &plan, &error)) fail_msg("%s: %s", c->problem, error.text);
+        int tile_q, tile_k, back_q, back_k, dq_warps = 0, dq_tile_k = 0;
+        assert_int_equal(sscanf(loom_plan_text(plan, LOOM_TEXT_SCHEDULE), "tile=%dx%d", &tile_q, &tile_k), 2);
+        const char *backward = loom_plan_text(plan, LOOM_TEXT_SCHEDULE_BACKWARD);
+        assert_int_equal(sscanf(backward, "tile=%dx%d", &back_q, &back_k), 2);
+        if (strstr(c->problem, "deterministic")) {
+            assert_int_equal(sscanf(strstr(backward, "dq_warps="), "dq_warps=%d", &dq_warps), 1);
+            assert_int_equal(sscanf(strstr(backward, "dq_tile_k="), "dq_tile_k=%d", &dq_tile_k), 1);
+        }
+        for (size_t j = 0; j < COUNT(SHAPES); j++) {
+            const run r = {.shape = SHAPES[j], .blocks = 1, .seed = j + 1};
+            loom__rig *rig = rig_of(plan, &r, LOOM_DEFAULT_START);
+            for (loom_pass pass = LOOM_FORWARD; pass <= LOOM_BACKWARD; pass++) {
+                rig->options.prepared = j % 2 == 1;
+                if (loom__rig_run(rig, pass, &error)) fail_msg("%s: %s %s", c->problem, error.text, emulator.failure);
+                if (pass == LOOM_FORWARD) check_walks(rig, c, &WRITTEN[0], LOOM__RIG_O, tile_q, tile_k);
+            }
+            check_walks(rig, c, &WRITTEN[1], LOOM__RIG_DK, back_k, back_q);
+            if (dq_warps) check_walks(rig, c, &WRITTEN[2], LOOM__RIG_DQ, 16 * dq_warps, dq_tile_k);
+            loom__rig_destroy(rig);
+        }
+        loom_plan_destroy(plan);
+    }
+    emulator.walks = false;
+}
+
 /* -- A row's bits ------------------------------------------------------------------------------------- */
 
 static bool same_double(double a, double b) { return !memcmp(&a, &b, sizeof a); }
@@ -836,6 +993,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(gives_the_numbers),
         cmocka_unit_test(infinite_logits_are_capped),
         cmocka_unit_test(order_does_not_matter),
+        cmocka_unit_test(mma_visits_what_is_seen),
         cmocka_unit_test(rows_keep_their_bits_in_other_tiles),
         cmocka_unit_test(rows_keep_their_bits_beside_others),
         cmocka_unit_test(faults_are_found),

@@ -442,6 +442,10 @@ int loom__cli_bench(int argc, char **argv) {
         loom__cli_say("bench: --cold and --launch-cost take a PROBLEM");
         return LOOM__CLI_USAGE;
     }
+    if (values.prepared && (values.cold || values.launch_cost)) {
+        loom__cli_say("bench: --prepared takes neither --cold nor --launch-cost");
+        return LOOM__CLI_USAGE;
+    }
     if (values.common.most_schedules && (values.cold || values.launch_cost || values.common.schedule || values.prepared)) {
         loom__cli_say("bench: --schedules takes neither --schedule, --cold, --launch-cost nor --prepared");
         return LOOM__CLI_USAGE;

@@ -59,9 +59,6 @@ static __device__ __forceinline__ float uniform_float(float x) { return __int_as
 
 //@ part("exp2")
 
-//@ if not exact_rows or bounds then
-
-//@ end
 //@ part("log2")
 
 //@ if capped then
@@ -178,11 +175,11 @@ static __device__ __forceinline__ void push_plan(unsigned smem, Plan *plans, uns
 //@ else
         Walk walk = walk_begin(args, work);
 //@ end
-        Visit visit = walk_next(args, work, &walk);  // if there is none, tile -1 is visited: it is empty for all, and not loaded
+        Visit visit = walk_next(args, &walk);  // if there is none, tile -1 is visited: it is empty for all, and not loaded
         unsigned first = is_first;
         do {
             Visit next = visit;
-            if (visit.tile >= 0) next = walk_next(args, work, &walk);
+            if (visit.tile >= 0) next = walk_next(args, &walk);
             const unsigned what = visit.classes | first | (next.tile < 0 ? is_last : next.classes << next_class);
             if (leader) push_plan(smem, plans, count, visit.tile, what, nth);
             ++count;

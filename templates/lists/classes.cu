@@ -59,7 +59,7 @@ static __device__ __forceinline__ unsigned class_of(const LoomArgs *args, const 
 //@ end
 }
 
-extern "C" __global__ void __launch_bounds__(threads) ${symbol}(const __grid_constant__ LoomArgs args) {
+extern "C" __global__ void __launch_bounds__(threads, 1) ${symbol}(const __grid_constant__ LoomArgs args) {
     // [1] classes of a row of tiles
     Work work = {0, 0, 0, 0, args.seq_q, args.seq_k, args.q_start, args.k_start};
     const int tiles = (work.${own_seq} + ${own_tile} - 1) / ${own_tile}, others = (work.${other_seq} + ${other_tile} - 1) / ${other_tile};
@@ -69,6 +69,9 @@ extern "C" __global__ void __launch_bounds__(threads) ${symbol}(const __grid_con
     work.batch = mask / args.heads_q;
     work.head = mask - work.batch * args.heads_q;
     work.head_kv = work.head / args.group;
+//@ elseif of_head_kv then
+    work.batch = mask / args.heads_kv;
+    work.head_kv = mask - work.batch * args.heads_kv;
 //@ elseif of_batch then
     work.batch = mask;
 //@ end

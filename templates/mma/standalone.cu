@@ -73,7 +73,7 @@ extern "C" cudaError_t attnloom_${pass}_launch(const AttnloomArgs *args, cudaStr
 //@ end
 //@ for i, k in ipairs(list) do
     {
-        const long long tiles = (args->${k.grid.seq} + ${k.grid.rows} - 1LL) / ${k.grid.rows};
+        const long long tiles = (args->${k.grid.seq} + (${k.grid.rows} - 1LL)) / ${k.grid.rows};
 //@ if k.grid.persistent then
         //@ text("const long long works = " .. grids[i] .. " * tiles;")
         if (works > 0x7fffffff) return cudaErrorInvalidConfiguration;

@@ -7,10 +7,14 @@
 static __device__ __forceinline__ int mask_of(const LoomArgs *args, int batch, int head) {
 //@ if of_batch and of_head then
     return batch * args->heads_q + head;
+//@ elseif of_batch and of_head_kv then
+    return batch * args->heads_kv + head / args->group;
 //@ elseif of_batch then
     return batch;
 //@ elseif of_head then
     return head;
+//@ elseif of_head_kv then
+    return head / args->group;
 //@ else
     return 0;
 //@ end

@@ -85,8 +85,7 @@ typedef struct Work {
 // every other round runs backward and all blocks get as much. A list has the tiles of so many heads that it takes about
 // two rounds, the last rows of all its heads first: few heads at once, so that their keys stay in the L2 cache. Where a
 // head has many tiles and its keys are not too wide, four even out better; where it has few and they are wide, one keeps
-// more keys, and where nothing is known of how works differ. In a window a query sees few of them, so that as many more
-// heads have theirs in the cache. A list starts behind the block that the one before has ended with: else the same blocks
+// more keys. In a window a query sees few of them, so that as many more heads have theirs in the cache. A list starts behind the block that the one before has ended with: else the same blocks
 // would get the short works of every list, and nothing in its last round.
 typedef struct Rounds {
     int count;       // of all lists
@@ -279,7 +278,7 @@ static __device__ __forceinline__ Walk walk_begin(const LoomArgs *args, const Wo
     return walk;
 }
 
-static __device__ __forceinline__ Visit walk_next(const LoomArgs *args, const Work *work, Walk *walk) {
+static __device__ __forceinline__ Visit walk_next(const LoomArgs *args, Walk *walk) {
     Visit visit = {-1, 0};
     if (walk->tile < walk->first) return visit;
     visit.tile = walk->tile--;
@@ -612,11 +611,11 @@ static __device__ __forceinline__ void plan_tiles(const LoomArgs *args, unsigned
         if (leader) *work = found;
         __syncwarp();
         Walk walk = walk_begin(args, work, spans);
-        Visit visit = walk_next(args, work, &walk);  // if there is none, tile -1 is visited: it is empty for all, and not loaded
+        Visit visit = walk_next(args, &walk);  // if there is none, tile -1 is visited: it is empty for all, and not loaded
         unsigned first = is_first;
         do {
             Visit next = visit;
-            if (visit.tile >= 0) next = walk_next(args, work, &walk);
+            if (visit.tile >= 0) next = walk_next(args, &walk);
             const unsigned what = visit.classes | first | (next.tile < 0 ? is_last : next.classes << next_class);
             if (leader) push_plan(smem, plans, count, visit.tile, what, nth);
             ++count;

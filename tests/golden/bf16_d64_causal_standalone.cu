@@ -131,7 +131,7 @@ static __device__ __forceinline__ void visible_keys(const LoomArgs *args, const 
 
 // Which tiles of keys the work visits, and which of them need no mask.
 typedef struct Walk {
-    Span outer;  // tiles where something is visible
+    Span outer;  // tiles where something is visible, still to be visited
     Span inner;  // columns where all is visible
     int end;     // one past the last tile there is
 } Walk;
@@ -145,17 +145,17 @@ static __device__ __forceinline__ Walk walk_begin(const LoomArgs *args, const Wo
     walk.outer.lo = lo <= hi ? lo / tile_k : 1;
     walk.outer.hi = lo <= hi ? hi / tile_k : 0;
     walk.inner.lo = max(walk.inner.lo, start) - start;
-    walk.inner.hi = min(walk.inner.hi, end) - start;
+    walk.inner.hi = max(min(walk.inner.hi, end) - start, -1);
     walk.end = (work->seq_k + tile_k - 1) / tile_k;
     return walk;
 }
 
-// The first visited tile at or after `from`, walk->end if there is none.
-static __device__ __forceinline__ int walk_next(const LoomArgs *args, const Work *work, Walk *walk, int from, bool *full) {
-    int next = walk->end;
-    const int tile = max(from, walk->outer.lo);
-    if (tile <= walk->outer.hi) next = min(next, tile);
-    *full = walk->inner.lo <= next * tile_k && next * tile_k + tile_k - 1 <= walk->inner.hi;
+// The next visited tile, walk->end if there is none.
+static __device__ __forceinline__ int walk_next(const LoomArgs *args, const Work *work, Walk *walk, bool *full) {
+    const int next = walk->outer.lo <= walk->outer.hi ? walk->outer.lo : walk->end;
+    walk->outer.lo = next + 1;
+    const int first = next * tile_k;
+    *full = first >= walk->inner.lo && first <= walk->inner.hi - (tile_k - 1);
     return next;
 }
 
@@ -479,7 +479,7 @@ extern "C" __global__ void __launch_bounds__(threads, 2) attnloom_forward(const 
     const int first_row = work.tile * tile_q;
     Walk walk = walk_begin(&args, &work);
     bool full;
-    int tile = walk_next(&args, &work, &walk, 0, &full);
+    int tile = walk_next(&args, &work, &walk, &full);
     load_qk_rows(smem + smem_q, args.q + work.batch * args.q_stride_batch + work.head * args.q_stride_head,
                  args.q_stride_seq, tile_q, first_row, work.seq_q);
     if (tile < walk.end) load_keys(smem + smem_k, &args, &work, tile * tile_k);
@@ -572,7 +572,7 @@ extern "C" __global__ void __launch_bounds__(threads, 2) attnloom_forward(const 
         copies_wait();
         __syncthreads();  // v is here; all warps are done with k
         const bool whole = full;
-        tile = walk_next(&args, &work, &walk, tile + 1, &full);
+        tile = walk_next(&args, &work, &walk, &full);
         if (tile < walk.end) load_keys(smem + smem_k, &args, &work, tile * tile_k);
         if (!whole && find_nonfinite(nonfinite, !careful, smem + smem_v, tile_k, pitch_v, depth_v)) {
             careful = true;
@@ -616,7 +616,7 @@ typedef forward::LoomArgs AttnloomArgs;
 extern "C" cudaError_t attnloom_forward_launch(const AttnloomArgs *args, cudaStream_t stream) {
     cudaError_t error = cudaSuccess;
     {
-        const long long tiles = (args->seq_q + 128 - 1LL) / 128;
+        const long long tiles = (args->seq_q + (128 - 1LL)) / 128;
         const long long blocks = (long long)args->batch * args->heads_q * tiles;
         if (blocks > 0x7fffffff) return cudaErrorInvalidConfiguration;
         if (blocks > 0) {

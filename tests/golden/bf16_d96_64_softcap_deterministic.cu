@@ -290,7 +290,7 @@ static __device__ __forceinline__ void visible_queries(const LoomArgs *args, con
 
 // Which tiles of queries the work visits, and which of them need no mask.
 typedef struct Walk {
-    Span outer;  // tiles where something is visible
+    Span outer;  // tiles where something is visible, still to be visited
     Span inner;  // rows where all is visible
     int end;     // one past the last tile there is
 } Walk;
@@ -304,17 +304,17 @@ static __device__ __forceinline__ Walk walk_begin(const LoomArgs *args, const Wo
     walk.outer.lo = lo <= hi ? lo / tile_q : 1;
     walk.outer.hi = lo <= hi ? hi / tile_q : 0;
     walk.inner.lo = max(walk.inner.lo, start) - start;
-    walk.inner.hi = min(walk.inner.hi, end) - start;
+    walk.inner.hi = max(min(walk.inner.hi, end) - start, -1);
     walk.end = (work->seq_q + tile_q - 1) / tile_q;
     return walk;
 }
 
-// The first visited tile at or after `from`, walk->end if there is none.
-static __device__ __forceinline__ int walk_next(const LoomArgs *args, const Work *work, Walk *walk, int from, bool *full) {
-    int next = walk->end;
-    const int tile = max(from, walk->outer.lo);
-    if (tile <= walk->outer.hi) next = min(next, tile);
-    *full = walk->inner.lo <= next * tile_q && next * tile_q + tile_q - 1 <= walk->inner.hi;
+// The next visited tile, walk->end if there is none.
+static __device__ __forceinline__ int walk_next(const LoomArgs *args, const Work *work, Walk *walk, bool *full) {
+    const int next = walk->outer.lo <= walk->outer.hi ? walk->outer.lo : walk->end;
+    walk->outer.lo = next + 1;
+    const int first = next * tile_q;
+    *full = first >= walk->inner.lo && first <= walk->inner.hi - (tile_q - 1);
     *full = *full && (work->tile + 1) * tile_k <= work->seq_k;
     return next;
 }
@@ -598,12 +598,12 @@ extern "C" __global__ void __launch_bounds__(threads, 2) attnloom_backward_dkv(c
     Work ahead = work;
     Walk walk = walk_begin(&args, &ahead);
     bool ahead_full;
-    int ahead_tile = walk_next(&args, &ahead, &walk, 0, &ahead_full);
+    int ahead_tile = walk_next(&args, &ahead, &walk, &ahead_full);
     int buffer = 0;
     const auto skip_heads = [&] {  // to the next head that sees these keys, or to head_end
         while (ahead_tile == walk.end && ++ahead.head < head_end) {
             walk = walk_begin(&args, &ahead);
-            ahead_tile = walk_next(&args, &ahead, &walk, 0, &ahead_full);
+            ahead_tile = walk_next(&args, &ahead, &walk, &ahead_full);
         }
     };
     const auto load_ahead = [&] {  // its q, dO, LSE and D
@@ -643,7 +643,7 @@ extern "C" __global__ void __launch_bounds__(threads, 2) attnloom_backward_dkv(c
         const float *stats = (const float *)(shared + smem_stats) + buffer * (2 * tile_q);
         copies_wait();
         __syncthreads();  // this step's tiles are here; all warps are done with the last step's
-        ahead_tile = walk_next(&args, &ahead, &walk, ahead_tile + 1, &ahead_full);
+        ahead_tile = walk_next(&args, &ahead, &walk, &ahead_full);
         skip_heads();
         buffer ^= 1;
         if (ahead.head < head_end) load_ahead();
@@ -912,7 +912,7 @@ static __device__ __forceinline__ void visible_keys(const LoomArgs *args, const 
 
 // Which tiles of keys the work visits, and which of them need no mask.
 typedef struct Walk {
-    Span outer;  // tiles where something is visible
+    Span outer;  // tiles where something is visible, still to be visited
     Span inner;  // columns where all is visible
     int end;     // one past the last tile there is
 } Walk;
@@ -926,17 +926,17 @@ static __device__ __forceinline__ Walk walk_begin(const LoomArgs *args, const Wo
     walk.outer.lo = lo <= hi ? lo / tile_k : 1;
     walk.outer.hi = lo <= hi ? hi / tile_k : 0;
     walk.inner.lo = max(walk.inner.lo, start) - start;
-    walk.inner.hi = min(walk.inner.hi, end) - start;
+    walk.inner.hi = max(min(walk.inner.hi, end) - start, -1);
     walk.end = (work->seq_k + tile_k - 1) / tile_k;
     return walk;
 }
 
-// The first visited tile at or after `from`, walk->end if there is none.
-static __device__ __forceinline__ int walk_next(const LoomArgs *args, const Work *work, Walk *walk, int from, bool *full) {
-    int next = walk->end;
-    const int tile = max(from, walk->outer.lo);
-    if (tile <= walk->outer.hi) next = min(next, tile);
-    *full = walk->inner.lo <= next * tile_k && next * tile_k + tile_k - 1 <= walk->inner.hi;
+// The next visited tile, walk->end if there is none.
+static __device__ __forceinline__ int walk_next(const LoomArgs *args, const Work *work, Walk *walk, bool *full) {
+    const int next = walk->outer.lo <= walk->outer.hi ? walk->outer.lo : walk->end;
+    walk->outer.lo = next + 1;
+    const int first = next * tile_k;
+    *full = first >= walk->inner.lo && first <= walk->inner.hi - (tile_k - 1);
     return next;
 }
 
@@ -1185,7 +1185,7 @@ extern "C" __global__ void __launch_bounds__(threads, 2) attnloom_backward_dq(co
     const int first_row = work.tile * tile_q;
     Walk walk = walk_begin(&args, &work);
     bool full;
-    int tile = walk_next(&args, &work, &walk, 0, &full);
+    int tile = walk_next(&args, &work, &walk, &full);
     load_qk_rows(smem + smem_q, args.q + work.batch * args.q_stride_batch + work.head * args.q_stride_head,
                  args.q_stride_seq, tile_q, first_row, work.seq_q);
     load_v_rows(smem + smem_dout, args.dout + work.batch * args.dout_stride_batch + work.head * args.dout_stride_head,
@@ -1257,7 +1257,7 @@ extern "C" __global__ void __launch_bounds__(threads, 2) attnloom_backward_dq(co
         // [5] dQ += dS K
         add_dsk(dq, ds, k_columns);
         __syncthreads();  // all warps are done with k and v
-        tile = walk_next(&args, &work, &walk, tile + 1, &full);
+        tile = walk_next(&args, &work, &walk, &full);
         if (tile < walk.end) load_keys(smem + smem_k, &args, &work, tile * tile_k);
     }
 

@@ -3,7 +3,7 @@
 // Computes   classes of tiles under the mask, and how many are visited
 // Problem    fp16 d=64 mask={doc[q] == doc[k]} params={doc: i32[seq_k]}
 // Schedule   tile=128x64 warps=4 blocks=2, variant aligned
-// Launch     grid 1 * 1 * ceil(seq_q / 128), block 128 threads, dynamic shared memory 0 bytes
+// Launch     grid 1 * 1 * ceil(seq_q / 128), block 512 threads, dynamic shared memory 0 bytes
 // Phases     [1] classes of a row of tiles
 
 constexpr int tile_q = 128;  // queries of a tile
@@ -12,7 +12,7 @@ constexpr int class_chunk = 128;  // bytes: rows are multiples of it
 constexpr int parts = 1;  // of a tile's own rows, each with a class of its own
 constexpr int part_rows = 128;  // rows of a part
 constexpr int lanes = 1;  // threads that find the classes of one tile
-constexpr int threads = 128;  // threads of a block
+constexpr int threads = 512;  // threads of a block
 
 typedef struct LoomArgs {  // strides in elements
     unsigned char *classes;  // [1, 1, tiles, tiles of keys, to a multiple of 128]
@@ -113,25 +113,25 @@ static __device__ __forceinline__ unsigned class_of(const LoomArgs *args, const 
     return what == 2 && !whole ? 1 : what;
 }
 
-extern "C" __global__ void __launch_bounds__(threads) attnloom_forward_classes(const __grid_constant__ LoomArgs args) {
+extern "C" __global__ void __launch_bounds__(threads, 1) attnloom_forward_classes(const __grid_constant__ LoomArgs args) {
     // [1] classes of a row of tiles
     Work work = {0, 0, 0, 0, args.seq_q, args.seq_k, args.q_start, args.k_start};
     const int tiles = (work.seq_q + tile_q - 1) / tile_q, others = (work.seq_k + tile_k - 1) / tile_k;
     const int mask = blockIdx.x / tiles;  // of those that differ
     work.tile = blockIdx.x - mask * tiles;
-    const int chunks = (others + class_chunk - 1) / class_chunk, part = threadIdx.x % lanes;
+    const int end = (others + class_chunk - 1) / class_chunk * class_chunk, part = threadIdx.x % lanes;
     // A part past the end of the sequence does as the last that has rows.
     const int tile_first = work.tile * tile_q, first = tile_first + part_rows * min(min(part, parts - 1), (work.seq_q - tile_first - 1) / part_rows);
     const int last = min(first + part_rows, work.seq_q) - 1;
-    unsigned char *const classes = args.classes + (long long)blockIdx.x * chunks * class_chunk;
+    unsigned char *const classes = args.classes + (long long)blockIdx.x * end;
     int visited = 0;
-    for (int step = 0; step < chunks * class_chunk; step += threads / lanes) {
+    for (int step = 0; step < end; step += threads / lanes) {
         const int other = step + threadIdx.x / lanes;
         unsigned what = 0;
         if (other < others && part < parts) what = class_of(&args, &work, first, last, other) << 2 * part;
 #pragma unroll
         for (int distance = 1; distance < lanes; distance *= 2) what |= __shfl_xor_sync(~0u, what, distance);
-        if (part == 0) classes[other] = what;
+        if (part == 0 && other < end) classes[other] = what;
         visited += __syncthreads_count(part == 0 && what != 0);
     }
     if (threadIdx.x == 0) args.order[(2 * mask + 1) * (long long)tiles + work.tile] = visited;
@@ -309,12 +309,18 @@ static __device__ __forceinline__ int tile_at(const LoomArgs *args, int mask, in
     return args->order[mask * 2ll * tiles + n];
 }
 
-// Classes of the tiles of keys that a work meets, as forward_classes has found them: a byte each, in words of four.
-static __device__ __forceinline__ const unsigned *classes_of(const LoomArgs *args, const Work *work) {
-    const int tiles = (args->seq_q + tile_q - 1) / tile_q, others = (args->seq_k + tile_k - 1) / tile_k;
-    const int chunks = (others + class_chunk - 1) / class_chunk;
-    const long long row = mask_of(args, work->batch, work->head) * (long long)tiles + work->tile;
-    return (const unsigned *)(args->classes + row * chunks * class_chunk);
+// Chunks of classes that a work has, as forward_classes has found them, and the first of them.
+static __device__ __forceinline__ int chunks_of(const Work *work) {
+    return ((work->seq_k + tile_k - 1) / tile_k + class_chunk - 1) / class_chunk;
+}
+static __device__ __forceinline__ unsigned first_chunk(const LoomArgs *args, const Work *work) {
+    const unsigned tiles = (args->seq_q + tile_q - 1) / tile_q;
+    return (mask_of(args, work->batch, work->head) * tiles + work->tile) * chunks_of(work);
+}
+
+// Classes of the four tiles of keys that a lane has of a chunk, a byte each.
+static __device__ __forceinline__ unsigned read_classes(const LoomArgs *args, unsigned chunk) {
+    return __ldg((const unsigned *)args->classes + chunk * (class_chunk / 4ull) + threadIdx.x % 32);
 }
 
 static __device__ __forceinline__ Work work_of(const LoomArgs *args, unsigned block) {
@@ -347,39 +353,34 @@ static __device__ __forceinline__ bool visible(const LoomArgs *args, const Work 
 // Which tiles of keys the work visits, and which of them need no mask.
 // Each lane has the classes of four tiles.
 typedef struct Walk {
-    int base, end;  // first of the tiles at hand; one past the last tile there is
-    unsigned four;  // this lane's
+    unsigned chunk;  // of classes, that is at hand
+    int base, end;   // its first tile; one past the last tile there is
+    unsigned four;   // this lane's, still to be visited
 } Walk;
 
-static __device__ __forceinline__ void walk_read(const LoomArgs *args, const Work *work, Walk *walk, int base) {
-    walk->base = base;
-    walk->four = __ldg(classes_of(args, work) + base / 4 + threadIdx.x % 32);
-}
-
 static __device__ __forceinline__ Walk walk_begin(const LoomArgs *args, const Work *work) {
-    Walk walk = {0, (work->seq_k + tile_k - 1) / tile_k, 0};
-    if (walk.end > 0) walk_read(args, work, &walk, 0);
+    Walk walk = {first_chunk(args, work), 0, (work->seq_k + tile_k - 1) / tile_k, 0};
+    if (walk.end > 0) walk.four = read_classes(args, walk.chunk);
     return walk;
 }
 
-// The first visited tile at or after `from`, walk->end if there is none.
-static __device__ __forceinline__ int walk_next(const LoomArgs *args, const Work *work, Walk *walk, int from, bool *full) {
-    while (from < walk->end) {
-        if (from >= walk->base + class_chunk) walk_read(args, work, walk, walk->base + class_chunk);
-        const int passed = from - walk->base - 4 * (int)(threadIdx.x % 32);  // tiles of this lane that lie before
-        const unsigned four = passed >= 4 ? 0 : passed <= 0 ? walk->four : walk->four >> 8 * passed << 8 * passed;
-        const unsigned left = __ballot_sync(~0u, four != 0);
+// The next visited tile, walk->end if there is none.
+static __device__ __forceinline__ int walk_next(const LoomArgs *args, const Work *work, Walk *walk, bool *full) {
+    *full = false;
+    for (;;) {
+        const unsigned left = __ballot_sync(~0u, walk->four != 0);
         if (left) {
             const int lane = __ffs(left) - 1;
-            const unsigned found = __shfl_sync(~0u, four, lane);
-            const int byte = (__ffs(found) - 1) / 8;
-            *full = (found >> 8 * byte & 0xff) == 2;
-            return walk->base + 4 * lane + byte;
+            const unsigned four = __shfl_sync(~0u, walk->four, lane);
+            const int shift = (__ffs(four) - 1) & ~7;
+            if (threadIdx.x % 32 == lane) walk->four = four & ~(0xffu << shift);
+            *full = (four >> shift & 0xff) == 2;
+            return walk->base + 4 * lane + shift / 8;
         }
-        from = walk->base + class_chunk;
+        walk->base += class_chunk;
+        if (walk->base >= walk->end) return walk->end;
+        walk->four = read_classes(args, ++walk->chunk);
     }
-    *full = false;
-    return walk->end;
 }
 
 // Two f32 as a pair of fp16, lo in the lower half.
@@ -702,7 +703,7 @@ extern "C" __global__ void __launch_bounds__(threads, 2) attnloom_forward(const 
     const int first_row = work.tile * tile_q;
     Walk walk = walk_begin(&args, &work);
     bool full;
-    int tile = walk_next(&args, &work, &walk, 0, &full);
+    int tile = walk_next(&args, &work, &walk, &full);
     load_qk_rows(smem + smem_q, args.q + work.batch * args.q_stride_batch + work.head * args.q_stride_head,
                  args.q_stride_seq, tile_q, first_row, work.seq_q);
     if (tile < walk.end) load_keys(smem + smem_k, &args, &work, tile * tile_k);
@@ -795,7 +796,7 @@ extern "C" __global__ void __launch_bounds__(threads, 2) attnloom_forward(const 
         copies_wait();
         __syncthreads();  // v is here; all warps are done with k
         const bool whole = full;
-        tile = walk_next(&args, &work, &walk, tile + 1, &full);
+        tile = walk_next(&args, &work, &walk, &full);
         if (tile < walk.end) load_keys(smem + smem_k, &args, &work, tile * tile_k);
         if (!whole && find_nonfinite(nonfinite, !careful, smem + smem_v, tile_k, pitch_v, depth_v)) {
             careful = true;

@@ -295,7 +295,7 @@ static __device__ __forceinline__ void visible_queries(const LoomArgs *args, con
 
 // Which tiles of queries the work visits, and which of them need no mask.
 typedef struct Walk {
-    Span outer;  // tiles where something is visible
+    Span outer;  // tiles where something is visible, still to be visited
     Span inner;  // rows where all is visible
     int end;     // one past the last tile there is
 } Walk;
@@ -309,17 +309,17 @@ static __device__ __forceinline__ Walk walk_begin(const LoomArgs *args, const Wo
     walk.outer.lo = lo <= hi ? lo / tile_q : 1;
     walk.outer.hi = lo <= hi ? hi / tile_q : 0;
     walk.inner.lo = max(walk.inner.lo, start) - start;
-    walk.inner.hi = min(walk.inner.hi, end) - start;
+    walk.inner.hi = max(min(walk.inner.hi, end) - start, -1);
     walk.end = (work->seq_q + tile_q - 1) / tile_q;
     return walk;
 }
 
-// The first visited tile at or after `from`, walk->end if there is none.
-static __device__ __forceinline__ int walk_next(const LoomArgs *args, const Work *work, Walk *walk, int from, bool *full) {
-    int next = walk->end;
-    const int tile = max(from, walk->outer.lo);
-    if (tile <= walk->outer.hi) next = min(next, tile);
-    *full = walk->inner.lo <= next * tile_q && next * tile_q + tile_q - 1 <= walk->inner.hi;
+// The next visited tile, walk->end if there is none.
+static __device__ __forceinline__ int walk_next(const LoomArgs *args, const Work *work, Walk *walk, bool *full) {
+    const int next = walk->outer.lo <= walk->outer.hi ? walk->outer.lo : walk->end;
+    walk->outer.lo = next + 1;
+    const int first = next * tile_q;
+    *full = first >= walk->inner.lo && first <= walk->inner.hi - (tile_q - 1);
     *full = *full && (work->tile + 1) * tile_k <= work->seq_k;
     return next;
 }
@@ -734,12 +734,12 @@ extern "C" __global__ void __launch_bounds__(threads, 1) attnloom_backward_dkv(c
     Work ahead = work;
     Walk walk = walk_begin(&args, &ahead);
     bool ahead_full;
-    int ahead_tile = walk_next(&args, &ahead, &walk, 0, &ahead_full);
+    int ahead_tile = walk_next(&args, &ahead, &walk, &ahead_full);
     int buffer = 0;
     const auto skip_heads = [&] {  // to the next head that sees these keys, or to head_end
         while (ahead_tile == walk.end && ++ahead.head < head_end) {
             walk = walk_begin(&args, &ahead);
-            ahead_tile = walk_next(&args, &ahead, &walk, 0, &ahead_full);
+            ahead_tile = walk_next(&args, &ahead, &walk, &ahead_full);
         }
     };
     const auto load_ahead = [&] {  // its q, dO, LSE and D
@@ -786,7 +786,7 @@ extern "C" __global__ void __launch_bounds__(threads, 1) attnloom_backward_dkv(c
         const float *stats = (const float *)(shared + smem_stats);
         copies_wait();
         __syncthreads();  // this step's tiles are here; all warps are done with the last step's
-        ahead_tile = walk_next(&args, &ahead, &walk, ahead_tile + 1, &ahead_full);
+        ahead_tile = walk_next(&args, &ahead, &walk, &ahead_full);
         skip_heads();
         if (careful) {
             if (threadIdx.x < 8) spoilt_queries[threadIdx.x] = 0;

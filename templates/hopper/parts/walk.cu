@@ -65,7 +65,7 @@ static __device__ __forceinline__ Walk walk_begin(const LoomArgs *args, const Wo
     return walk;
 }
 
-static __device__ __forceinline__ Visit walk_next(const LoomArgs *args, const Work *work, Walk *walk) {
+static __device__ __forceinline__ Visit walk_next(const LoomArgs *args, Walk *walk) {
     Visit visit = {-1, 0};
     while (!walk->left) {
         if (walk->base <= 0) return visit;
@@ -114,7 +114,7 @@ static __device__ __forceinline__ Walk walk_begin(const LoomArgs *args, const Wo
     return walk;
 }
 
-static __device__ __forceinline__ Visit walk_next(const LoomArgs *args, const Work *work, Walk *walk) {
+static __device__ __forceinline__ Visit walk_next(const LoomArgs *args, Walk *walk) {
     Visit visit = {-1, 0};
 //@ if from_diagonal then
     if (walk->left <= 0) return visit;

@@ -51,8 +51,7 @@ static __device__ __forceinline__ unsigned next_place(const LoomArgs *args) {
 // every other round runs backward and all blocks get as much. A list has the tiles of so many heads that it takes about
 // two rounds, the last rows of all its heads first: few heads at once, so that their keys stay in the L2 cache. Where a
 // head has many tiles and its keys are not too wide, four even out better; where it has few and they are wide, one keeps
-// more keys, and where nothing is known of how works differ. In a window a query sees few of them, so that as many more
-// heads have theirs in the cache. A list starts behind the block that the one before has ended with: else the same blocks
+// more keys. In a window a query sees few of them, so that as many more heads have theirs in the cache. A list starts behind the block that the one before has ended with: else the same blocks
 // would get the short works of every list, and nothing in its last round.
 typedef struct Rounds {
     int count;       // of all lists

@@ -20,7 +20,7 @@ static __device__ __forceinline__ Walk walk_begin(const LoomArgs *args, const Wo
     walk.outer.lo = lo <= hi ? lo / ${tile} : 1;
     walk.outer.hi = lo <= hi ? hi / ${tile} : 0;
     walk.inner.lo = max(walk.inner.lo, start) - start;
-    walk.inner.hi = min(walk.inner.hi, end) - start;
+    walk.inner.hi = max(min(walk.inner.hi, end) - start, -1);
     walk.end = (work->${seq} + ${tile} - 1) / ${tile};
     return walk;
 }
@@ -29,7 +29,8 @@ static __device__ __forceinline__ Walk walk_begin(const LoomArgs *args, const Wo
 static __device__ __forceinline__ int walk_next(const LoomArgs *args, const Work *work, Walk *walk, bool *full) {
     const int next = walk->outer.lo <= walk->outer.hi ? walk->outer.lo : walk->end;
     walk->outer.lo = next + 1;
-    *full = walk->inner.lo <= next * ${tile} && next * ${tile} + ${tile} - 1 <= walk->inner.hi;
+    const int first = next * ${tile};
+    *full = first >= walk->inner.lo && first <= walk->inner.hi - (${tile} - 1);
 //@ if over == "queries" then
     *full = *full && (work->tile + 1) * ${own_tile} <= work->${own_seq};
 //@ end
