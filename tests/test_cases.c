@@ -947,6 +947,245 @@ static void rows_stand_alone(void **state) {
     }
 }
 
+/* -- Blocks ---------------------------------------------------------------------------------------------- */
+
+/* Sets bools of a param [.., rows, columns] of a rig's only array, in all that lies before these axes. */
+static void set_blocks(loom__rig *rig, bool (*of)(int64_t outer, int64_t row, int64_t column)) {
+    const loom__param_facts *facts = &rig->reference->params[0];
+    const loom_param *param = &rig->params[0];
+    int64_t dims[4] = {1, 1, 1, 1};
+    for (int axis = 0; axis < facts->num_dims; axis++)
+        dims[4 - facts->num_dims + axis] = loom__param_dim(facts, axis, &rig->options.shape);
+    unsigned char *to = (unsigned char *)param->data; /* dense */
+    for (int64_t outer = 0; outer < dims[0] * dims[1]; outer++)
+        for (int64_t i = 0; i < dims[2]; i++)
+            for (int64_t j = 0; j < dims[3]; j++) *to++ = of(outer, i, j);
+}
+
+static bool block_at_or_before(int64_t outer, int64_t row, int64_t column) { return (void)outer, column <= row; }
+static bool block_any(int64_t outer, int64_t row, int64_t column) { return (void)outer, (void)row, (void)column, true; }
+static bool block_none(int64_t outer, int64_t row, int64_t column) { return (void)outer, (void)row, (void)column, false; }
+static bool block_cross(int64_t outer, int64_t row, int64_t column) { return (void)outer, row != 3 && column != 5; }
+static bool block_corner(int64_t outer, int64_t row, int64_t column) { return (void)outer, row == 7 && column == 0; }
+static bool block_by_head(int64_t outer, int64_t row, int64_t column) { return (row + column + outer) % 3 != 0; }
+static bool block_scattered(int64_t outer, int64_t row, int64_t column) {
+    return ((uint64_t)(outer * 7919 + row * 104729 + column * 1299709 + 1) * 0x9e3779b97f4a7c15u >> 60) < 7;
+}
+
+/* Blocks that spell causal, full ones below the diagonal and cut ones on it, give what causal gives; all blocks what no mask. */
+static void b01_blocks_that_spell_causal(void **state) {
+    (void)state;
+    static const int dims[] = {64, 96, 128, 192}, sizes[] = {64, 128, 256};
+    int64_t length = size(1024, 260);
+    for (size_t n = 0; n < COUNT(dims) * COUNT(sizes); n++) {
+        int d = dims[n % COUNT(dims)], block = sizes[n / COUNT(dims)];
+        if (!on_gpu() && n % COUNT(dims) != n / COUNT(dims)) continue; /* one size a head dim */
+        loom__rig_options options = options_of(1, 2, 2, length, length);
+        const char *causal = TEXT("bf16 d=%d causal backward", d), *full = TEXT("bf16 d=%d backward", d);
+        const char *problem = TEXT("bf16 d=%d mask={blk[row/%d, col/%d] & (q / %d != k / %d | causal)} "
+                                   "params={blk: bool[ceil(seq_q/%d), ceil(seq_k/%d)]} backward",
+                                   d, block, block, block, block, block, block);
+        const char *plain = TEXT("bf16 d=%d mask={blk[row/%d, col/%d]} params={blk: bool[ceil(seq_q/%d), ceil(seq_k/%d)]} backward",
+                                 d, block, block, block, block);
+        for (int which = 0; which < 2; which++) {
+            const char *wanted = which ? full : causal, *spelled = which ? plain : problem;
+            loom__rig *one = rig_of(wanted, &options), *other = rig_of(spelled, &options);
+            set_blocks(other, which ? block_any : block_at_or_before);
+            run_rig(one, wanted);
+            check_rig(other, spelled);
+            for (loom__rig_name name = LOOM__RIG_O; name < LOOM__RIG_NUM; name++) {
+                const loom__rig_tensor *t = &one->tensors[name];
+                double largest = 0, difference = 0;
+                if (t->buffer < 0 || other->tensors[name].buffer < 0 || name == LOOM__RIG_DOUT || name == LOOM__RIG_DLSE) continue;
+                for (int64_t i = 0; i < t->dims[1]; i++)
+                    for (int64_t h = 0; h < t->dims[2]; h++)
+                        for (int64_t x = 0; x < t->dims[3]; x++) {
+                            largest = fmax(largest, fabs(get(one, name, 0, i, h, x)));
+                            difference = fmax(difference, fabs(get(one, name, 0, i, h, x) - get(other, name, 0, i, h, x)));
+                        }
+                if (!(difference <= 0.02 * largest)) /* roundings of bf16, in another order */
+                    fail_msg("%s: %s differs by %g of %g", spelled, loom__rig_names[name], difference, largest);
+            }
+            loom__rig_destroy(one);
+            loom__rig_destroy(other);
+        }
+    }
+}
+
+static void b02_blocks_that_nobody_sees(void **state) {
+    (void)state;
+    static const char problem[] = "bf16 d=64 mask={blk[h, row/128, col/128]} "
+                                  "params={blk: bool[heads_q, ceil(seq_q/128), ceil(seq_k/128)]} backward";
+    bool (*const patterns[])(int64_t, int64_t, int64_t) = {block_cross, block_none, block_corner, block_by_head};
+    for (size_t n = 0; n < COUNT(patterns); n++) {
+        loom__rig_options options = options_of(1, 2, 1, 1000, 1000); /* 8 x 8 blocks, the last ones short */
+        loom__rig *rig = rig_of(problem, &options);
+        set_blocks(rig, patterns[n]);
+        check_rig(rig, problem);
+        for (int64_t i = 0; i < 8; i++) {
+            bool sees = false, seen = false;
+            for (int64_t j = 0; j < 8; j++) {
+                sees |= patterns[n](1, i, j);
+                seen |= patterns[n](0, j, i) || patterns[n](1, j, i);
+            }
+            if (!sees) assert_sees_nothing(rig, 0, 128 * i + 9, 1);
+            if (!seen) assert_true(row_is(rig, LOOM__RIG_DK, 0, 128 * i + 9, 0, 0) && row_is(rig, LOOM__RIG_DV, 0, 128 * i + 9, 0, 0));
+        }
+        loom__rig_destroy(rig);
+    }
+}
+
+/* What a mask needs beside the tensors at 96000 tokens and at 2^20: a byte a tile, whatever the heads. */
+static void b04_memory_of_a_mask(void **state) {
+    (void)state;
+    static const char problem[] = "bf16 d=128 mask={document(ids)} params={ids: i32[seq_k]}";
+    loom_plan_desc desc = LOOM_PLAN_DESC_INIT;
+    loom_plan *plan = NULL;
+    loom_error error = LOOM_ERROR_INIT;
+    desc.problem = problem;
+    desc.device = LOOM_DEVICE_NONE;
+    desc.target = "hopper";
+    desc.arch = "sm_90";
+    desc.alignment = 16;
+    desc.flags = LOOM_ASYNC; /* no kernel is needed */
+    if (loom_plan_create(rigs.context, &desc, &plan, &error)) fail_msg("%s: %s", error.field, error.text);
+    static const struct {
+        int64_t length;
+        size_t most;
+    } rows[] = {{96000, 750 * 768 + 8192}, {1 << 20, (size_t)8192 * 8192 + 131072}};
+    for (size_t n = 0; n < COUNT(rows); n++) {
+        loom_args args = LOOM_ARGS_INIT;
+        size_t bytes = 0;
+        args.shape = (loom_shape){4, 64, 8, rows[n].length, rows[n].length};
+        assert_int_equal(loom_prepared_bytes(plan, &args, &bytes, &error), LOOM_OK);
+        if (bytes == 0 || bytes > rows[n].most) fail_msg("%zu bytes for %lld tokens", bytes, (long long)rows[n].length);
+        assert_int_equal(loom_workspace_bytes(plan, LOOM_FORWARD, &args, &bytes, &error), LOOM_OK);
+        assert_true(bytes <= rows[n].most);
+    }
+    loom_plan_destroy(plan);
+}
+
+static void b07_sequences_shorter_than_a_block(void **state) {
+    (void)state;
+    static const int sizes[][2] = {{64, 256}, {16, 16}, {128, 64}};
+    static const int64_t lengths[][2] = {{1, 64}, {3, 131}, {77, 77}, {100, 227}};
+    for (size_t n = 0; n < COUNT(sizes) * COUNT(lengths); n++) {
+        const int *block = sizes[n % COUNT(sizes)];
+        const int64_t *length = lengths[n / COUNT(sizes)];
+        const char *problem = TEXT("bf16 d=16 mask={causal & blk[b, h, row/%d, col/%d]} "
+                                   "params={blk: bool[batch, heads_q, ceil(seq_q/%d), ceil(seq_k/%d)]} backward",
+                                   block[0], block[1], block[0], block[1]);
+        loom__rig_options options = options_of(2, 2, 1, length[0], length[1]);
+        loom__rig *rig = rig_of(problem, &options);
+        set_blocks(rig, block_scattered);
+        check_rig(rig, problem);
+        loom__rig_destroy(rig);
+    }
+}
+
+static void b08_blocks_at_other_head_dims_than_tiles(void **state) {
+    (void)state;
+    static const char problem[] = "bf16 d=192:128 mask={causal & blk[b, h, row/128, col/128]} "
+                                  "params={blk: bool[batch, heads_q, ceil(seq_q/128), ceil(seq_k/128)]} backward";
+    static const int64_t lengths[] = {512, 257};
+    for (size_t n = 0; n < COUNT(lengths); n++) {
+        loom__rig_options options = options_of(size(2, 1), size(4, 2), size(4, 2), lengths[n], lengths[n]);
+        loom__rig *rig = rig_of(problem, &options);
+        set_blocks(rig, block_scattered);
+        check_rig(rig, problem);
+        loom__rig_destroy(rig);
+    }
+}
+
+/* Rows see everything or nothing, by blocks far larger than a tile. */
+static void b09_large_blocks_of_rows(void **state) {
+    (void)state;
+    int64_t half = size(4096, 300), seen = half / 4;
+    const char *problem = TEXT("bf16 d=128 mask={row %% %d < %d}", (int)half, (int)seen);
+    const char *plain = "bf16 d=128";
+    loom__rig_options options = options_of(1, 2, 2, 2 * half, 2 * half);
+    loom__rig *rig = rig_of(problem, &options), *all = rig_of(plain, &options);
+    run_rig(rig, problem);
+    run_rig(all, plain);
+    for (int64_t i = 0; i < 2 * half; i++) {
+        if (i % half >= seen) {
+            assert_sees_nothing(rig, 0, i, 1);
+            continue;
+        }
+        for (int64_t x = 0; x < 128; x++) assert_near(get(rig, LOOM__RIG_O, 0, i, 1, x), get(all, LOOM__RIG_O, 0, i, 1, x), 2e-3);
+    }
+    loom__rig_destroy(rig);
+    loom__rig_destroy(all);
+}
+
+/* -- Options -------------------------------------------------------------------------------------------- */
+
+/* Each option, and each pair, changes the result as float64 says, and none gives the bits of another. */
+static void w15_options_change_the_result(void **state) {
+    (void)state;
+    static const struct {
+        const char *mask, *score, *params;
+        float scale;
+    } cases[] = {
+        {"", "", "", 0},
+        {"", "", "", 0.3f},
+        {"", "score={softcap(5)}", "", 0},
+        {"", "score={softcap(50)}", "", 0},
+        {"", "score={alibi(0.5)}", "", 0},
+        {"", "score={s + bias[h, row, col]}", "params={bias: f32[heads_q, seq_q, seq_k]}", 0},
+        {"mask={window(20, 5)}", "", "", 0},
+        {"causal", "", "", 0},
+        {"mask={causal & document(ids)}", "", "params={ids: i32[seq_k]}", 0},
+        {"mask={window(20, 5)}", "score={softcap(5)}", "", 0},
+        {"causal", "score={alibi(0.5)}", "", 0},
+        {"causal", "score={softcap(5)}", "", 0.3f},
+        {"mask={window(20, 5)}", "score={alibi(0.5)}", "", 0},
+        {"", "score={5.0 * tanh((s - 0.5 * abs(q - k)) / 5.0)}", "", 0},
+    };
+    uint64_t digests[COUNT(cases)];
+    for (size_t n = 0; n < COUNT(cases); n++) {
+        const char *problem = TEXT("bf16 d=64 %s %s %s backward", cases[n].mask, cases[n].score, cases[n].params);
+        loom__rig_options options = options_of(1, 2, 1, 100, 130);
+        options.scale = cases[n].scale;
+        options.spread = 3; /* so that a cap of 50 matters */
+        loom__rig *rig = check_and_keep(problem, &options);
+        digests[n] = loom__rig_digest(rig, LOOM_FORWARD);
+        for (size_t m = 0; m < n; m++)
+            if (digests[m] == digests[n]) fail_msg("%s gives the bits of case %zu", problem, m);
+        loom__rig_destroy(rig);
+    }
+}
+
+/* Keys past the end are hidden after the score, whatever it makes of them. */
+static void w28_a_score_and_blocks_at_odd_lengths(void **state) {
+    (void)state;
+    static const int64_t lengths[] = {1025, 1, 127, 129, 1000};
+    static const char *const scores[] = {"s + f32(q - k)", "s / (k < seq_k ? 1.0 : 0.0) + f32(q - k)"};
+    for (size_t n = 0; n < COUNT(lengths) * COUNT(scores); n++) {
+        const char *problem = TEXT("bf16 d=64 mask={causal & blk[row/128, col/128]} score={%s} "
+                                   "params={blk: bool[ceil(seq_q/128), ceil(seq_k/128)]} backward",
+                                   scores[n % COUNT(scores)]);
+        loom__rig_options options = options_of(1, 1, 1, lengths[n / COUNT(scores)], lengths[n / COUNT(scores)]);
+        loom__rig *rig = rig_of(problem, &options);
+        set_blocks(rig, block_at_or_before);
+        check_rig(rig, problem);
+        assert_finite(rig, LOOM__RIG_O);
+        assert_finite(rig, LOOM__RIG_DQ);
+        assert_finite(rig, LOOM__RIG_DK);
+        loom__rig_destroy(rig);
+    }
+}
+
+/* Ragged causal lengths end, and are right. */
+static void f06_causal_lengths_that_fit_no_tile(void **state) {
+    (void)state;
+    static const int64_t lengths[] = {1743, 1559};
+    for (size_t n = 0; n < COUNT(lengths); n++) {
+        loom__rig_options options = options_of(1, size(8, 1), size(8, 1), size(lengths[n], lengths[n] / 4), size(lengths[n], lengths[n] / 4));
+        check("bf16 d=128 causal", &options);
+    }
+}
+
 int main(int argc, char **argv) {
     int status = rigs_start(argc, argv);
     if (status) return status;
@@ -988,6 +1227,15 @@ int main(int argc, char **argv) {
         cmocka_unit_test(i4_ones_give_ones),
         cmocka_unit_test(i5_unseen_keys_change_nothing),
         cmocka_unit_test(rows_stand_alone),
+        cmocka_unit_test(b01_blocks_that_spell_causal),
+        cmocka_unit_test(b02_blocks_that_nobody_sees),
+        cmocka_unit_test(b04_memory_of_a_mask),
+        cmocka_unit_test(b07_sequences_shorter_than_a_block),
+        cmocka_unit_test(b08_blocks_at_other_head_dims_than_tiles),
+        cmocka_unit_test(b09_large_blocks_of_rows),
+        cmocka_unit_test(w15_options_change_the_result),
+        cmocka_unit_test(w28_a_score_and_blocks_at_odd_lengths),
+        cmocka_unit_test(f06_causal_lengths_that_fit_no_tile),
     };
     const struct CMUnitTest quick_tests[] = {
         cmocka_unit_test(w02_one_key_and_many_queries),
