@@ -833,6 +833,12 @@ static void schedules_are_swept(void **state) {
     expect_text(got.err, "--schedules: 'some': it takes all or a number from 1");
     got = expect(RUN("bench", PROBLEM, "--schedules", "all", "--cold"), 2);
     expect_text(got.err, "--schedules takes neither");
+    got = expect(RUN("bench", PROBLEM, "--schedules", "all", "--prepared"), 2);
+    expect_text(got.err, "--schedules takes neither");
+    got = expect(RUN("bench", PROBLEM, "--prepared", "--cold"), 2);
+    expect_text(got.err, "--prepared takes neither");
+    got = expect(RUN("bench", "fp32 d=8 mask={longformer(9, 2)}", "--device", "host", "--prepared"), 0);
+    assert_null(strstr(got.out, "prepare,")); /* the host has nothing to prepare */
     got = expect(RUN("compile", PROBLEM, "--schedules", "all", "-o", "x"), 2);
     expect_text(got.err, "--schedules takes neither");
     got =
@@ -867,6 +873,11 @@ static void gpu_bench(void **state) {
     expect_text(got.out, "\nbwd,bf16,64,1,512,32,32,ours,sustained,");
     got = expect(RUN("bench", "bf16 d=64 causal backward", "--device", "0", "--launch-cost"), 0);
     expect_text(got.out, "forward,");
+    got = expect(RUN("bench", "bf16 d=64 mask={longformer(9, 2)} backward", "--device", "0", "--launch-cost"), 0);
+    expect_text(got.out, "forward,");
+    got = expect(RUN("bench", "bf16 d=64 mask={longformer(9, 2)} backward", "--device", "0", "--pass", "forward,backward", "--prepared"), 0);
+    expect_text(got.out, "\nprepare,bf16,64,");
+    expect_text(got.out, "\nbwd,bf16,64,");
     got = expect(RUN("bench", "bf16 d=64 causal backward", "--device", "0", "--cold"), 0);
     expect_text(got.out, "warm,");
 }
