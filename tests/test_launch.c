@@ -680,6 +680,20 @@ static void test_prepared(void **state) {
     assert_ptr_equal((void *)(uintptr_t)wide(fake.launches[0].args, 0), prepared);
     assert_ptr_equal((void *)(uintptr_t)wide(fake.launches[0].args, 1), b->memory.workspace);
 
+    /* Without heads nothing is launched, prepared or cleared. */
+    fake.num_launches = 0;
+    fake.filled = NULL;
+    b->args.prepared = NULL;
+    b->args.workspace_bytes = sizeof b->memory.workspace;
+    b->args.shape.heads_q = b->args.shape.heads_kv = 0;
+    assert_ok(error, loom_forward(plan, &b->args, stream, &error));
+    assert_int_equal(fake.num_launches, 0);
+    assert_null(fake.filled);
+    reset(b);
+    b->args.num_params = 0;
+    b->args.prepared = prepared;
+    fake.num_launches = 1;
+
     b->args.prepared_bytes = 255;
     assert_fails(error, LOOM_INVALID, "args.prepared_bytes", "prepared_bytes is 255, this launch needs 256 (loom_prepared_bytes)",
                  loom_forward(plan, &b->args, stream, &error));
