@@ -1,6 +1,7 @@
-/* documents: sequences of different lengths laid end to end, each seeing itself alone, causally: one line of text and an
- * array of ids, no padding and no mask tensor. What the mask needs is made once for all layers (loom_prepare; on the CPU
- * there is nothing to make). Each document must come out as if it were alone. Exits 1 on an error or a wrong result. */
+/* documents: sequences of different lengths laid end to end, each seeing itself alone, causally: one line of
+ * text and an array of ids, no padding and no mask tensor. What the mask needs is made once for all layers
+ * (loom_prepare; on the CPU there is nothing to make). Each document must come out as if it were alone. Exits
+ * 1 on an error or a wrong result. */
 #include "attnloom.h"
 
 #include <math.h>
@@ -10,7 +11,8 @@
 enum { NUM_DOCUMENTS = 5, HEADS = 4, DIM = 32, LAYERS = 2, MOST = 512 };
 static const int LENGTHS[NUM_DOCUMENTS] = {70, 1, 200, 33, 150};
 
-static float q[MOST * HEADS * DIM], k[MOST * HEADS * DIM], v[MOST * HEADS * DIM], o[MOST * HEADS * DIM], alone[MOST * HEADS * DIM];
+static float q[MOST * HEADS * DIM], k[MOST * HEADS * DIM], v[MOST * HEADS * DIM], o[MOST * HEADS * DIM],
+    alone[MOST * HEADS * DIM];
 static int32_t ids[MOST];
 
 static void fill(float *x) {
@@ -64,8 +66,10 @@ int main(void) {
         }
         for (int i = 0; i < seq * HEADS * DIM; i++) largest = fmax(largest, fabs(o[i] - alone[i]));
     }
-    printf("%s\n%d documents, %d tokens, %d layers, prepared %zu bytes: largest difference from each alone %.1e\n",
-           loom_plan_text(packed, LOOM_TEXT_PROBLEM), NUM_DOCUMENTS, seq, LAYERS, args.prepared_bytes, largest);
+    printf("%s\n%d documents, %d tokens, %d layers, prepared %zu bytes: largest difference from each alone "
+           "%.1e\n",
+           loom_plan_text(packed, LOOM_TEXT_PROBLEM), NUM_DOCUMENTS, seq, LAYERS, args.prepared_bytes,
+           largest);
     free(args.workspace), free(args.prepared);
     loom_plan_destroy(causal), loom_plan_destroy(packed), loom_context_destroy(context);
     return largest < 1e-6 ? 0 : 1;

@@ -1,6 +1,6 @@
-/* longformer: 65536 tokens, each seeing 256 keys on either side and 16 global tokens: the mask is one word of the problem, only
- * tiles with something to see are computed, and memory is that of the tensors. Rows are compared with a plain loop. Exits 1
- * on an error or a wrong result. */
+/* longformer: 65536 tokens, each seeing 256 keys on either side and 16 global tokens: the mask is one word of
+ * the problem, only tiles with something to see are computed, and memory is that of the tensors. Rows are
+ * compared with a plain loop. Exits 1 on an error or a wrong result. */
 #include "attnloom.h"
 
 #include <math.h>
@@ -40,7 +40,8 @@ int main(void) {
     desc.problem = "fp32 d=16 mask={longformer(256, 16)}";
     desc.device = LOOM_DEVICE_HOST;
     desc.hint = (loom_shape){.batch = 1, .heads_q = 1, .heads_kv = 1, .seq_q = SEQ, .seq_k = SEQ};
-    if (loom_context_create(NULL, &context, &error) || loom_plan_create(context, &desc, &plan, &error)) goto failed;
+    if (loom_context_create(NULL, &context, &error) || loom_plan_create(context, &desc, &plan, &error))
+        goto failed;
 
     loom_args args = LOOM_ARGS_INIT;
     args.shape = desc.hint;
@@ -57,8 +58,10 @@ int main(void) {
 
     double largest = 0;
     for (size_t i = 0; i < sizeof ROWS / sizeof ROWS[0]; i++) largest = fmax(largest, largest_error(ROWS[i]));
-    printf("%s\n%d tokens in %.2f s, workspace %zu bytes, largest error of O %.1e\n", loom_plan_text(plan, LOOM_TEXT_PROBLEM), SEQ,
-           (double)(end.tv_sec - start.tv_sec) + 1e-9 * (double)(end.tv_nsec - start.tv_nsec), workspace, largest);
+    printf("%s\n%d tokens in %.2f s, workspace %zu bytes, largest error of O %.1e\n",
+           loom_plan_text(plan, LOOM_TEXT_PROBLEM), SEQ,
+           (double)(end.tv_sec - start.tv_sec) + 1e-9 * (double)(end.tv_nsec - start.tv_nsec), workspace,
+           largest);
     loom_plan_destroy(plan), loom_context_destroy(context);
     return largest < 1e-5 && workspace == 0 ? 0 : 1;
 failed:

@@ -54,7 +54,8 @@ typedef struct loom__pack_text {
     int32_t box_rows, box_chunks; /* of a map */
 } loom__pack_text;
 
-/* A piece of memory beside the tensors: `bytes` for each of the dims, which are texts like those of a param. */
+/* A piece of memory beside the tensors: `bytes` for each of the dims, which are texts like those of a param.
+ */
 typedef struct loom__region_text {
     const char *place; /* kernels that name the same share it */
     int64_t bytes;

@@ -281,9 +281,10 @@ static loom_status pack_params(const loom_plan *plan, const loom_args *args, int
 
 /* -- Workspace ------------------------------------------------------------------------------------------- */
 
-/* Adds the regions of a pass that are prepared, or those that are not, to *bytes; offsets[i] is where region i begins. */
-static loom_status lay_out(const loom__plan_pass *pass, bool prepared, const int64_t *values, uint64_t *offsets,
-                           uint64_t *bytes, loom_error *error) {
+/* Adds the regions of a pass that are prepared, or those that are not, to *bytes; offsets[i] is where region
+ * i begins. */
+static loom_status lay_out(const loom__plan_pass *pass, bool prepared, const int64_t *values,
+                           uint64_t *offsets, uint64_t *bytes, loom_error *error) {
     for (int32_t i = 0; i < pass->num_regions; i++) {
         const loom__region *region = &pass->regions[i];
         uint64_t size = (uint64_t)region->bytes;
@@ -296,24 +297,25 @@ static loom_status lay_out(const loom__plan_pass *pass, bool prepared, const int
         offsets[i] = *bytes;
         over |= __builtin_add_overflow(*bytes, size, bytes);
         if (!over && *bytes <= SIZE_MAX / 2) continue;
-        return loom__fail(error, LOOM_UNSUPPORTED, "args.shape",
-                          "the %s of batch %lld, heads_q %lld, seq_q %lld, seq_k %lld is larger than memory can be",
-                          prepared ? "prepared memory" : "workspace", (long long)values[LOOM__VALUE_BATCH],
-                          (long long)values[LOOM__VALUE_HEADS_Q], (long long)values[LOOM__VALUE_SEQ_Q],
-                          (long long)values[LOOM__VALUE_SEQ_K]);
+        return loom__fail(
+            error, LOOM_UNSUPPORTED, "args.shape",
+            "the %s of batch %lld, heads_q %lld, seq_q %lld, seq_k %lld is larger than memory can be",
+            prepared ? "prepared memory" : "workspace", (long long)values[LOOM__VALUE_BATCH],
+            (long long)values[LOOM__VALUE_HEADS_Q], (long long)values[LOOM__VALUE_SEQ_Q],
+            (long long)values[LOOM__VALUE_SEQ_K]);
     }
     return LOOM_OK;
 }
 
-/* Where regions lie: those that are prepared in the caller's memory for that, forward's first, or, where it has none, in
- * the workspace behind the others. */
+/* Where regions lie: those that are prepared in the caller's memory for that, forward's first, or, where it
+ * has none, in the workspace behind the others. */
 typedef struct layout {
     uint64_t offsets[LOOM__MAX_REGIONS];
     uint64_t workspace_bytes, prepared_bytes; /* needed; prepared_bytes of both passes */
 } layout;
 
-static loom_status lay_out_pass(const loom_plan *plan, loom_pass pass, bool has_prepared, const int64_t *values,
-                                layout *out, loom_error *error) {
+static loom_status lay_out_pass(const loom_plan *plan, loom_pass pass, bool has_prepared,
+                                const int64_t *values, layout *out, loom_error *error) {
     uint64_t ignored[LOOM__MAX_REGIONS];
     out->workspace_bytes = out->prepared_bytes = 0;
     LOOM_TRY(NULL, lay_out(&plan->passes[pass], false, values, out->offsets, &out->workspace_bytes, error));
@@ -332,7 +334,8 @@ static loom_status check_memory(const char *name, const void *memory, size_t byt
     strcat(field, name);
     if (!needed) return LOOM_OK;
     if (!memory) {
-        return loom__fail(error, LOOM_INVALID, field, "%s is NULL, this launch needs %llu bytes (loom_%s_bytes)", name,
+        return loom__fail(error, LOOM_INVALID, field,
+                          "%s is NULL, this launch needs %llu bytes (loom_%s_bytes)", name,
                           (unsigned long long)needed, name);
     }
     if ((uintptr_t)memory % WORKSPACE_ALIGNMENT) {
@@ -371,8 +374,8 @@ static void pack_shape(const loom_shape *shape, int64_t *values) {
     values[LOOM__VALUE_SEQ_K] = shape->seq_k;
 }
 
-static loom_status bytes_of(const loom_plan *plan, loom_pass pass, const loom_args *args, size_t *bytes, layout *out,
-                            loom_error *error) {
+static loom_status bytes_of(const loom_plan *plan, loom_pass pass, const loom_args *args, size_t *bytes,
+                            layout *out, loom_error *error) {
     int64_t values[LOOM__NUM_VALUES];
     LOOM_TRY(NULL, check_call(plan, pass, args, error));
     if (!bytes) return loom__fail(error, LOOM_INVALID, "bytes", "bytes is NULL");
@@ -389,7 +392,8 @@ loom_status loom_workspace_bytes(const loom_plan *plan, loom_pass pass, const lo
     return LOOM_OK;
 }
 
-loom_status loom_prepared_bytes(const loom_plan *plan, const loom_args *args, size_t *bytes, loom_error *error) {
+loom_status loom_prepared_bytes(const loom_plan *plan, const loom_args *args, size_t *bytes,
+                                loom_error *error) {
     layout l;
     LOOM_TRY(NULL, bytes_of(plan, LOOM_FORWARD, args, bytes, &l, error));
     *bytes = (size_t)l.prepared_bytes;
@@ -506,15 +510,16 @@ static loom_status launch_kernel(const loom_plan *plan, const loom__plan_kernel 
 }
 
 /* Regions that kernels find cleared. Host kernels have none. */
-static loom_status clear_regions(const loom_plan *plan, const loom__plan_pass *pass, const int64_t *values, void *stream,
-                                 loom_error *error) {
+static loom_status clear_regions(const loom_plan *plan, const loom__plan_pass *pass, const int64_t *values,
+                                 void *stream, loom_error *error) {
     for (int32_t i = 0; i < pass->num_regions; i++) {
         const loom__region *region = &pass->regions[i];
         uint64_t size = (uint64_t)region->bytes;
         if (!region->clear) continue;
         for (int32_t axis = 0; axis < region->num_dims; axis++)
             size *= (uint64_t)extent_of(&region->dims[axis], values);
-        int result = plan->driver->memory_fill((loom__device_ptr)values[LOOM__VALUE_REGIONS + i], 0, size, stream);
+        int result =
+            plan->driver->memory_fill((loom__device_ptr)values[LOOM__VALUE_REGIONS + i], 0, size, stream);
         if (result) return loom__driver_check(plan->driver, result, "cuMemsetD8Async", error);
     }
     return LOOM_OK;
@@ -524,8 +529,9 @@ static loom_status clear_regions(const loom_plan *plan, const loom__plan_pass *p
 typedef enum role { ALL, ALL_BUT_PREPARING, PREPARING } role;
 
 /* What is prepared, or cleared, for kernels that have no blocks, is left out. */
-static loom_status launch_all(const loom_plan *plan, const loom__plan_pass *pass, const loom__plan_variant *variant,
-                              role which, uint32_t wanted, const int64_t *values, const launch_maps *maps, void *stream,
+static loom_status launch_all(const loom_plan *plan, const loom__plan_pass *pass,
+                              const loom__plan_variant *variant, role which, uint32_t wanted,
+                              const int64_t *values, const launch_maps *maps, void *stream,
                               loom_error *error) {
     const loom__plan_kernel *kernels = &plan->kernels[variant->first];
     int64_t blocks[LOOM__MAX_PASS_KERNELS];
@@ -597,14 +603,15 @@ static loom_status launch_variant(const loom_plan *plan, loom_pass pass, const l
         const loom__plan_variant *variant = &kernels->variants[i];
         if (bits % (uint64_t)variant->alignment == 0 &&
             encode_maps(plan, args, variant, &maps, &refused, &result))
-            return launch_all(plan, kernels, variant, args->prepared ? ALL_BUT_PREPARING : ALL, wanted, values, &maps,
-                              stream, error);
+            return launch_all(plan, kernels, variant, args->prepared ? ALL_BUT_PREPARING : ALL, wanted,
+                              values, &maps, stream, error);
     }
     if (refused >= 0) return fail_map(plan, args, refused, result, error);
     return fail_alignment(plan, args, pass, kernels->variants[0].alignment, error);
 }
 
-static loom_status check_launch(const loom_plan *plan, loom_pass pass, const loom_args *args, loom_error *error) {
+static loom_status check_launch(const loom_plan *plan, loom_pass pass, const loom_args *args,
+                                loom_error *error) {
     LOOM_TRY(NULL, check_call(plan, pass, args, error));
     if (!plan->launchable) {
         return loom__fail(error, LOOM_INVALID, "plan",
@@ -616,7 +623,8 @@ static loom_status check_launch(const loom_plan *plan, loom_pass pass, const loo
     return check_start("args.k_start", args->k_start, args->shape.seq_k, error);
 }
 
-/* Checks the caller's memory and says where the regions of a pass lie; a call that prepares needs no workspace. */
+/* Checks the caller's memory and says where the regions of a pass lie; a call that prepares needs no
+ * workspace. */
 static loom_status place_regions(const loom_plan *plan, loom_pass pass, const loom_args *args, bool preparing,
                                  int64_t *values, loom_error *error) {
     layout l;
@@ -624,9 +632,11 @@ static loom_status place_regions(const loom_plan *plan, loom_pass pass, const lo
     bool has_prepared = preparing || args->prepared;
     LOOM_TRY(NULL, lay_out_pass(plan, pass, has_prepared, values, &l, error));
     if (!preparing)
-        LOOM_TRY(NULL, check_memory("workspace", args->workspace, args->workspace_bytes, l.workspace_bytes, error));
+        LOOM_TRY(NULL,
+                 check_memory("workspace", args->workspace, args->workspace_bytes, l.workspace_bytes, error));
     if (has_prepared)
-        LOOM_TRY(NULL, check_memory("prepared", args->prepared, args->prepared_bytes, l.prepared_bytes, error));
+        LOOM_TRY(NULL,
+                 check_memory("prepared", args->prepared, args->prepared_bytes, l.prepared_bytes, error));
     for (int32_t i = 0; i < kernels->num_regions; i++) {
         const void *memory = has_prepared && kernels->regions[i].prepared ? args->prepared : args->workspace;
         values[LOOM__VALUE_REGIONS + i] = memory ? (int64_t)((uintptr_t)memory + l.offsets[i]) : 0;
@@ -645,7 +655,8 @@ typedef struct launch_job {
     void *stream;
 } launch_job;
 
-static loom_status enter(launch_job *job, loom_status (*run)(launch_job *job, loom_error *error), loom_error *error) {
+static loom_status enter(launch_job *job, loom_status (*run)(launch_job *job, loom_error *error),
+                         loom_error *error) {
     const loom_plan *plan = job->plan;
     if (plan->host) return run(job, error);
     loom__cuda_handle current = NULL;
@@ -658,7 +669,8 @@ static loom_status enter(launch_job *job, loom_status (*run)(launch_job *job, lo
 }
 
 static loom_status run_pass(launch_job *job, loom_error *error) {
-    return launch_variant(job->plan, job->pass, job->args, job->bits, job->wanted, job->values, job->stream, error);
+    return launch_variant(job->plan, job->pass, job->args, job->bits, job->wanted, job->values, job->stream,
+                          error);
 }
 
 static loom_status launch(const loom_plan *plan, loom_pass pass, const loom_args *args, void *stream,
@@ -667,8 +679,8 @@ static loom_status launch(const loom_plan *plan, loom_pass pass, const loom_args
     LOOM_TRY(NULL, check_launch(plan, pass, args, error));
     if (args->scale != 0.0f && !(args->scale >= 0x1p-64f && args->scale <= 0x1p64f)) {
         return loom__fail(error, LOOM_INVALID, "args.scale",
-                          "scale is %g, it must be from 2^-64 to 2^64, or 0 for 1/sqrt(%d)", (double)args->scale,
-                          plan->d);
+                          "scale is %g, it must be from 2^-64 to 2^64, or 0 for 1/sqrt(%d)",
+                          (double)args->scale, plan->d);
     }
     for (int32_t i = 0; i < LOOM__NUM_TENSORS; i++) {
         LOOM_TRY(plan->context, check_tensor(plan, args, pass, i, &job.bits, error));
@@ -703,7 +715,8 @@ static loom_status run_preparing(launch_job *job, loom_error *error) {
             const loom__plan_variant *variant = &kernels->variants[i];
             if (!(variant->prepares & ~made)) continue;
             made |= variant->prepares;
-            LOOM_TRY(plan->context, launch_all(plan, kernels, variant, PREPARING, UINT32_MAX, job->values, NULL, job->stream, error));
+            LOOM_TRY(plan->context, launch_all(plan, kernels, variant, PREPARING, UINT32_MAX, job->values,
+                                               NULL, job->stream, error));
         }
     }
     return LOOM_OK;

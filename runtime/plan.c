@@ -116,10 +116,11 @@ static const char *const TENSOR_NAMES[LOOM__NUM_TENSORS] = {"q",    "k",    "v",
 static const struct {
     const char *name;
     int32_t value;
-} WORDS[] = {
-    {"1", LOOM__VALUE_ONE},           {"batch", LOOM__VALUE_BATCH},     {"heads_q", LOOM__VALUE_HEADS_Q}, {"heads_kv", LOOM__VALUE_HEADS_KV},
-    {"group", LOOM__VALUE_GROUP},     {"seq_q", LOOM__VALUE_SEQ_Q},     {"seq_k", LOOM__VALUE_SEQ_K},
-    {"q_start", LOOM__VALUE_Q_START}, {"k_start", LOOM__VALUE_K_START}, {"scale", LOOM__VALUE_SCALE}};
+} WORDS[] = {{"1", LOOM__VALUE_ONE},           {"batch", LOOM__VALUE_BATCH},
+             {"heads_q", LOOM__VALUE_HEADS_Q}, {"heads_kv", LOOM__VALUE_HEADS_KV},
+             {"group", LOOM__VALUE_GROUP},     {"seq_q", LOOM__VALUE_SEQ_Q},
+             {"seq_k", LOOM__VALUE_SEQ_K},     {"q_start", LOOM__VALUE_Q_START},
+             {"k_start", LOOM__VALUE_K_START}, {"scale", LOOM__VALUE_SCALE}};
 
 static int32_t find_word(const char *name) {
     for (size_t i = 0; i < sizeof WORDS / sizeof WORDS[0]; i++) {
@@ -187,8 +188,8 @@ static loom_status read_dim(const char *text, loom__dim *dim, const char *owner,
         dim->value = find_word(text);
     }
     if (dim->value >= 0) return LOOM_OK;
-    return loom__fail(error, LOOM_INTERNAL, "generator",
-                      "%s: the runtime does not know the dimension '%s'", owner, text);
+    return loom__fail(error, LOOM_INTERNAL, "generator", "%s: the runtime does not know the dimension '%s'",
+                      owner, text);
 }
 
 static loom_status read_params(loom_plan *plan, const loom__problem_info *info, loom_error *error) {
@@ -226,8 +227,8 @@ static loom_status read_params(loom_plan *plan, const loom__problem_info *info, 
     return LOOM_OK;
 }
 
-/* Regions of a pass, of all its kernels: the workspace does not depend on which of them run. Those of one place are
- * alike, but for how much they take of each of the dims. */
+/* Regions of a pass, of all its kernels: the workspace does not depend on which of them run. Those of one
+ * place are alike, but for how much they take of each of the dims. */
 static loom_status read_regions(loom__plan_pass *pass, const loom__kernel_text *text, loom_error *error) {
     for (int32_t i = 0; i < text->num_regions; i++) {
         const loom__region_text *from = &text->regions[i];

@@ -3,10 +3,10 @@
  * before it.
  *
  * The first argument of the program chooses: none runs on the host target, `gpu` (or --device N, or the
- * environment variable ATTNLOOM_TEST_DEVICE=N) on a GPU, `slow` the long list on the host, `quick` a short one
- * for builds with sanitizers. `--only NAME` runs the tests of that name; * stands for any letters, ? for one.
- * ATTNLOOM_TEST_TARGET=hopper takes that target on the GPU instead of mma; a problem that it does not take runs
- * on mma, and a line says so.
+ * environment variable ATTNLOOM_TEST_DEVICE=N) on a GPU, `slow` the long list on the host, `quick` a short
+ * one for builds with sanitizers. `--only NAME` runs the tests of that name; * stands for any letters, ? for
+ * one. ATTNLOOM_TEST_TARGET=hopper takes that target on the GPU instead of mma; a problem that it does not
+ * take runs on mma, and a line says so.
  */
 #ifndef LOOM_TEST_RIGS_H
 #define LOOM_TEST_RIGS_H
@@ -168,7 +168,8 @@ static inline void compare_rig(loom__rig *rig, const char *problem) {
     fail_rig(problem, &options, what);
 }
 
-/* Runs, compares, and runs once more, with what can be prepared made before, for equal bits where they are promised. */
+/* Runs, compares, and runs once more, with what can be prepared made before, for equal bits where they are
+ * promised. */
 static inline void check_rig(loom__rig *rig, const char *problem) {
     loom__rig_options options = rig->options;
     run_rig(rig, problem);

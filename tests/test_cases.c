@@ -962,17 +962,30 @@ static void set_blocks(loom__rig *rig, bool (*of)(int64_t outer, int64_t row, in
             for (int64_t j = 0; j < dims[3]; j++) *to++ = of(outer, i, j);
 }
 
-static bool block_at_or_before(int64_t outer, int64_t row, int64_t column) { return (void)outer, column <= row; }
-static bool block_any(int64_t outer, int64_t row, int64_t column) { return (void)outer, (void)row, (void)column, true; }
-static bool block_none(int64_t outer, int64_t row, int64_t column) { return (void)outer, (void)row, (void)column, false; }
-static bool block_cross(int64_t outer, int64_t row, int64_t column) { return (void)outer, row != 3 && column != 5; }
-static bool block_corner(int64_t outer, int64_t row, int64_t column) { return (void)outer, row == 7 && column == 0; }
-static bool block_by_head(int64_t outer, int64_t row, int64_t column) { return (row + column + outer) % 3 != 0; }
+static bool block_at_or_before(int64_t outer, int64_t row, int64_t column) {
+    return (void)outer, column <= row;
+}
+static bool block_any(int64_t outer, int64_t row, int64_t column) {
+    return (void)outer, (void)row, (void)column, true;
+}
+static bool block_none(int64_t outer, int64_t row, int64_t column) {
+    return (void)outer, (void)row, (void)column, false;
+}
+static bool block_cross(int64_t outer, int64_t row, int64_t column) {
+    return (void)outer, row != 3 && column != 5;
+}
+static bool block_corner(int64_t outer, int64_t row, int64_t column) {
+    return (void)outer, row == 7 && column == 0;
+}
+static bool block_by_head(int64_t outer, int64_t row, int64_t column) {
+    return (row + column + outer) % 3 != 0;
+}
 static bool block_scattered(int64_t outer, int64_t row, int64_t column) {
     return ((uint64_t)(outer * 7919 + row * 104729 + column * 1299709 + 1) * 0x9e3779b97f4a7c15u >> 60) < 7;
 }
 
-/* Blocks that spell causal, full ones below the diagonal and cut ones on it, give what causal gives; all blocks what no mask. */
+/* Blocks that spell causal, full ones below the diagonal and cut ones on it, give what causal gives; all
+ * blocks what no mask. */
 static void b01_blocks_that_spell_causal(void **state) {
     (void)state;
     static const int dims[] = {64, 96, 128, 192}, sizes[] = {64, 128, 256};
@@ -985,7 +998,8 @@ static void b01_blocks_that_spell_causal(void **state) {
         const char *problem = TEXT("bf16 d=%d mask={blk[row/%d, col/%d] & (q / %d != k / %d | causal)} "
                                    "params={blk: bool[ceil(seq_q/%d), ceil(seq_k/%d)]} backward",
                                    d, block, block, block, block, block, block);
-        const char *plain = TEXT("bf16 d=%d mask={blk[row/%d, col/%d]} params={blk: bool[ceil(seq_q/%d), ceil(seq_k/%d)]} backward",
+        const char *plain = TEXT("bf16 d=%d mask={blk[row/%d, col/%d]} params={blk: bool[ceil(seq_q/%d), "
+                                 "ceil(seq_k/%d)]} backward",
                                  d, block, block, block, block);
         for (int which = 0; which < 2; which++) {
             const char *wanted = which ? full : causal, *spelled = which ? plain : problem;
@@ -996,15 +1010,19 @@ static void b01_blocks_that_spell_causal(void **state) {
             for (loom__rig_name name = LOOM__RIG_O; name < LOOM__RIG_NUM; name++) {
                 const loom__rig_tensor *t = &one->tensors[name];
                 double largest = 0, difference = 0;
-                if (t->buffer < 0 || other->tensors[name].buffer < 0 || name == LOOM__RIG_DOUT || name == LOOM__RIG_DLSE) continue;
+                if (t->buffer < 0 || other->tensors[name].buffer < 0 || name == LOOM__RIG_DOUT ||
+                    name == LOOM__RIG_DLSE)
+                    continue;
                 for (int64_t i = 0; i < t->dims[1]; i++)
                     for (int64_t h = 0; h < t->dims[2]; h++)
                         for (int64_t x = 0; x < t->dims[3]; x++) {
                             largest = fmax(largest, fabs(get(one, name, 0, i, h, x)));
-                            difference = fmax(difference, fabs(get(one, name, 0, i, h, x) - get(other, name, 0, i, h, x)));
+                            difference = fmax(
+                                difference, fabs(get(one, name, 0, i, h, x) - get(other, name, 0, i, h, x)));
                         }
                 if (!(difference <= 0.02 * largest)) /* roundings of bf16, in another order */
-                    fail_msg("%s: %s differs by %g of %g", spelled, loom__rig_names[name], difference, largest);
+                    fail_msg("%s: %s differs by %g of %g", spelled, loom__rig_names[name], difference,
+                             largest);
             }
             loom__rig_destroy(one);
             loom__rig_destroy(other);
@@ -1016,7 +1034,8 @@ static void b02_blocks_that_nobody_sees(void **state) {
     (void)state;
     static const char problem[] = "bf16 d=64 mask={blk[h, row/128, col/128]} "
                                   "params={blk: bool[heads_q, ceil(seq_q/128), ceil(seq_k/128)]} backward";
-    bool (*const patterns[])(int64_t, int64_t, int64_t) = {block_cross, block_none, block_corner, block_by_head};
+    bool (*const patterns[])(int64_t, int64_t, int64_t) = {block_cross, block_none, block_corner,
+                                                           block_by_head};
     for (size_t n = 0; n < COUNT(patterns); n++) {
         loom__rig_options options = options_of(1, 2, 1, 1000, 1000); /* 8 x 8 blocks, the last ones short */
         loom__rig *rig = rig_of(problem, &options);
@@ -1029,7 +1048,9 @@ static void b02_blocks_that_nobody_sees(void **state) {
                 seen |= patterns[n](0, j, i) || patterns[n](1, j, i);
             }
             if (!sees) assert_sees_nothing(rig, 0, 128 * i + 9, 1);
-            if (!seen) assert_true(row_is(rig, LOOM__RIG_DK, 0, 128 * i + 9, 0, 0) && row_is(rig, LOOM__RIG_DV, 0, 128 * i + 9, 0, 0));
+            if (!seen)
+                assert_true(row_is(rig, LOOM__RIG_DK, 0, 128 * i + 9, 0, 0) &&
+                            row_is(rig, LOOM__RIG_DV, 0, 128 * i + 9, 0, 0));
         }
         loom__rig_destroy(rig);
     }
@@ -1058,7 +1079,8 @@ static void b04_memory_of_a_mask(void **state) {
         size_t bytes = 0;
         args.shape = (loom_shape){4, 64, 8, rows[n].length, rows[n].length};
         assert_int_equal(loom_prepared_bytes(plan, &args, &bytes, &error), LOOM_OK);
-        if (bytes == 0 || bytes > rows[n].most) fail_msg("%zu bytes for %lld tokens", bytes, (long long)rows[n].length);
+        if (bytes == 0 || bytes > rows[n].most)
+            fail_msg("%zu bytes for %lld tokens", bytes, (long long)rows[n].length);
         assert_int_equal(loom_workspace_bytes(plan, LOOM_FORWARD, &args, &bytes, &error), LOOM_OK);
         assert_true(bytes <= rows[n].most);
     }
@@ -1072,9 +1094,10 @@ static void b07_sequences_shorter_than_a_block(void **state) {
     for (size_t n = 0; n < COUNT(sizes) * COUNT(lengths); n++) {
         const int *block = sizes[n % COUNT(sizes)];
         const int64_t *length = lengths[n / COUNT(sizes)];
-        const char *problem = TEXT("bf16 d=16 mask={causal & blk[b, h, row/%d, col/%d]} "
-                                   "params={blk: bool[batch, heads_q, ceil(seq_q/%d), ceil(seq_k/%d)]} backward",
-                                   block[0], block[1], block[0], block[1]);
+        const char *problem =
+            TEXT("bf16 d=16 mask={causal & blk[b, h, row/%d, col/%d]} "
+                 "params={blk: bool[batch, heads_q, ceil(seq_q/%d), ceil(seq_k/%d)]} backward",
+                 block[0], block[1], block[0], block[1]);
         loom__rig_options options = options_of(2, 2, 1, length[0], length[1]);
         loom__rig *rig = rig_of(problem, &options);
         set_blocks(rig, block_scattered);
@@ -1085,8 +1108,9 @@ static void b07_sequences_shorter_than_a_block(void **state) {
 
 static void b08_blocks_at_other_head_dims_than_tiles(void **state) {
     (void)state;
-    static const char problem[] = "bf16 d=192:128 mask={causal & blk[b, h, row/128, col/128]} "
-                                  "params={blk: bool[batch, heads_q, ceil(seq_q/128), ceil(seq_k/128)]} backward";
+    static const char problem[] =
+        "bf16 d=192:128 mask={causal & blk[b, h, row/128, col/128]} "
+        "params={blk: bool[batch, heads_q, ceil(seq_q/128), ceil(seq_k/128)]} backward";
     static const int64_t lengths[] = {512, 257};
     for (size_t n = 0; n < COUNT(lengths); n++) {
         loom__rig_options options = options_of(size(2, 1), size(4, 2), size(4, 2), lengths[n], lengths[n]);
@@ -1112,7 +1136,8 @@ static void b09_large_blocks_of_rows(void **state) {
             assert_sees_nothing(rig, 0, i, 1);
             continue;
         }
-        for (int64_t x = 0; x < 128; x++) assert_near(get(rig, LOOM__RIG_O, 0, i, 1, x), get(all, LOOM__RIG_O, 0, i, 1, x), 2e-3);
+        for (int64_t x = 0; x < 128; x++)
+            assert_near(get(rig, LOOM__RIG_O, 0, i, 1, x), get(all, LOOM__RIG_O, 0, i, 1, x), 2e-3);
     }
     loom__rig_destroy(rig);
     loom__rig_destroy(all);
@@ -1144,7 +1169,8 @@ static void w15_options_change_the_result(void **state) {
     };
     uint64_t digests[COUNT(cases)];
     for (size_t n = 0; n < COUNT(cases); n++) {
-        const char *problem = TEXT("bf16 d=64 %s %s %s backward", cases[n].mask, cases[n].score, cases[n].params);
+        const char *problem =
+            TEXT("bf16 d=64 %s %s %s backward", cases[n].mask, cases[n].score, cases[n].params);
         loom__rig_options options = options_of(1, 2, 1, 100, 130);
         options.scale = cases[n].scale;
         options.spread = 3; /* so that a cap of 50 matters */
@@ -1165,7 +1191,8 @@ static void w28_a_score_and_blocks_at_odd_lengths(void **state) {
         const char *problem = TEXT("bf16 d=64 mask={causal & blk[row/128, col/128]} score={%s} "
                                    "params={blk: bool[ceil(seq_q/128), ceil(seq_k/128)]} backward",
                                    scores[n % COUNT(scores)]);
-        loom__rig_options options = options_of(1, 1, 1, lengths[n / COUNT(scores)], lengths[n / COUNT(scores)]);
+        loom__rig_options options =
+            options_of(1, 1, 1, lengths[n / COUNT(scores)], lengths[n / COUNT(scores)]);
         loom__rig *rig = rig_of(problem, &options);
         set_blocks(rig, block_at_or_before);
         check_rig(rig, problem);
@@ -1181,7 +1208,8 @@ static void f06_causal_lengths_that_fit_no_tile(void **state) {
     (void)state;
     static const int64_t lengths[] = {1743, 1559};
     for (size_t n = 0; n < COUNT(lengths); n++) {
-        loom__rig_options options = options_of(1, size(8, 1), size(8, 1), size(lengths[n], lengths[n] / 4), size(lengths[n], lengths[n] / 4));
+        loom__rig_options options = options_of(1, size(8, 1), size(8, 1), size(lengths[n], lengths[n] / 4),
+                                               size(lengths[n], lengths[n] / 4));
         check("bf16 d=128 causal", &options);
     }
 }

@@ -873,9 +873,12 @@ static void gpu_bench(void **state) {
     expect_text(got.out, "\nbwd,bf16,64,1,512,32,32,ours,sustained,");
     got = expect(RUN("bench", "bf16 d=64 causal backward", "--device", "0", "--launch-cost"), 0);
     expect_text(got.out, "forward,");
-    got = expect(RUN("bench", "bf16 d=64 mask={longformer(9, 2)} backward", "--device", "0", "--launch-cost"), 0);
+    got = expect(RUN("bench", "bf16 d=64 mask={longformer(9, 2)} backward", "--device", "0", "--launch-cost"),
+                 0);
     expect_text(got.out, "forward,");
-    got = expect(RUN("bench", "bf16 d=64 mask={longformer(9, 2)} backward", "--device", "0", "--pass", "forward,backward", "--prepared"), 0);
+    got = expect(RUN("bench", "bf16 d=64 mask={longformer(9, 2)} backward", "--device", "0", "--pass",
+                     "forward,backward", "--prepared"),
+                 0);
     expect_text(got.out, "\nprepare,bf16,64,");
     expect_text(got.out, "\nbwd,bf16,64,");
     got = expect(RUN("bench", "bf16 d=64 causal backward", "--device", "0", "--cold"), 0);

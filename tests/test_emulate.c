@@ -1,8 +1,8 @@
 /* test_emulate.c - the protocol of the emitted hopper kernels without a GPU: a driver of our own takes the
  * place of CUDA's, and its launches run on the CPU in the emulator of tests/emulate/. Outputs are held to
  * float64 with the limits of test_numerics, rows to equal bits whatever their neighbours and tile, and
- * kernels with a fault put in must be found. Of mma kernels, whose instructions it does not know, the walks run:
- * the tiles that they visit are held to the mask.
+ * kernels with a fault put in must be found. Of mma kernels, whose instructions it does not know, the walks
+ * run: the tiles that they visit are held to the mask.
  *
  * ctest: slow
  *
@@ -79,33 +79,35 @@ static const struct written {
                {"attnloom_backward_dkv", "dk", "heads_kv", "seq_k", true},
                {"attnloom_backward_dq", "dq", "heads_q", "seq_q", false}};
 
-/* The text up to the end of its walk, and a kernel that writes to its output, in ints: its tile, head and batch, and for each
- * head of the group, or the one that it has, how many tiles it visits and 2 * tile + whether it is full of each. */
+/* The text up to the end of its walk, and a kernel that writes to its output, in ints: its tile, head and
+ * batch, and for each head of the group, or the one that it has, how many tiles it visits and 2 * tile +
+ * whether it is full of each. */
 static char *with_walk_alone(const char *text, const char *symbol) {
     const struct written *w = WRITTEN;
     const char *walk = strstr(text, "int walk_next("), *end = walk ? strstr(walk, "\n}\n") : NULL;
     char *made = NULL;
     if (!end) return strdup(text);
     while (strcmp(w->symbol, symbol) != 0) w++;
-    if (asprintf(&made,
-                 "%.*s\n}\nextern \"C\" __global__ void %s(const LoomArgs args) {\n"
-                 "    const Work first = work_of(&args, blockIdx.x);\n"
-                 "    const long long room = (long long)args.batch * args.%s * args.%s * %d / 2 / gridDim.x;\n"
-                 "    int *to = (int *)args.%s + blockIdx.x * room;\n"
-                 "    const bool writes = threadIdx.x == 0;\n"
-                 "    if (writes) *to++ = first.tile, *to++ = first.head, *to++ = first.batch;\n"
-                 "    for (int i = 0; i < (%d ? args.group : 1); ++i) {\n"
-                 "        Work work = first;\n"
-                 "        work.head += i;\n"
-                 "        Walk walk = walk_begin(&args, &work);\n"
-                 "        bool full = false;\n"
-                 "        int *const count = to++;\n"
-                 "        for (int tile; (tile = walk_next(&args, &work, &walk, &full)) < walk.end; ++to)\n"
-                 "            if (writes) *to = 2 * tile + full;\n"
-                 "        if (writes) *count = to - count - 1;\n"
-                 "    }\n"
-                 "}\n",
-                 (int)(end - text), text, symbol, w->heads, w->seq, WALK_DIM, w->name, w->of_keys) < 0)
+    if (asprintf(
+            &made,
+            "%.*s\n}\nextern \"C\" __global__ void %s(const LoomArgs args) {\n"
+            "    const Work first = work_of(&args, blockIdx.x);\n"
+            "    const long long room = (long long)args.batch * args.%s * args.%s * %d / 2 / gridDim.x;\n"
+            "    int *to = (int *)args.%s + blockIdx.x * room;\n"
+            "    const bool writes = threadIdx.x == 0;\n"
+            "    if (writes) *to++ = first.tile, *to++ = first.head, *to++ = first.batch;\n"
+            "    for (int i = 0; i < (%d ? args.group : 1); ++i) {\n"
+            "        Work work = first;\n"
+            "        work.head += i;\n"
+            "        Walk walk = walk_begin(&args, &work);\n"
+            "        bool full = false;\n"
+            "        int *const count = to++;\n"
+            "        for (int tile; (tile = walk_next(&args, &work, &walk, &full)) < walk.end; ++to)\n"
+            "            if (writes) *to = 2 * tile + full;\n"
+            "        if (writes) *count = to - count - 1;\n"
+            "    }\n"
+            "}\n",
+            (int)(end - text), text, symbol, w->heads, w->seq, WALK_DIM, w->name, w->of_keys) < 0)
         fail_msg("no memory");
     return made;
 }
@@ -192,12 +194,14 @@ static int d_launch(loom__cuda_handle function, unsigned grid_x, unsigned grid_y
     module *m = function;
     (void)grid_y, (void)grid_z, (void)block_y, (void)block_z, (void)stream, (void)extra;
     const bool persistent = !emulator.walks && strcmp(m->symbol, "attnloom_forward") == 0;
-    if (emulator.walks && !strstr(m->text, "int walk_next(") && !strstr(m->symbol, "_classes") && !strstr(m->symbol, "_order"))
+    if (emulator.walks && !strstr(m->text, "int walk_next(") && !strstr(m->symbol, "_classes") &&
+        !strstr(m->symbol, "_order"))
         return 0;
     if (!m->kernel) compile(m);
     const emu_launch launch = {.kernel = m->kernel,
                                .args = parameters[0],
-                               .blocks = persistent && grid_x > emulator.max_blocks ? emulator.max_blocks : grid_x,
+                               .blocks =
+                                   persistent && grid_x > emulator.max_blocks ? emulator.max_blocks : grid_x,
                                .threads = block_x,
                                .smem_bytes = smem_bytes,
                                .seed = emulator.seed,
@@ -438,7 +442,8 @@ static const kernel KERNELS[] = {
     {"bf16 d=64 mask={k <= q + n & (q + 3 * k) % 5 != 0} params={n: i32}",
      "tile=128x64 stages=2 q_buffers=1 q_registers=0 p_sets=1 ping_pong=1",
      {RUN(1, 2, 1, 200, 300, 2, 6, .num_not_finite = 9)}},
-    {"bf16 d=64 mask={causal & blk[b, h, row / 48, col / 16]} params={blk: bool[batch, heads_q, ceil(seq_q/48), ceil(seq_k/16)]}",
+    {"bf16 d=64 mask={causal & blk[b, h, row / 48, col / 16]} params={blk: bool[batch, heads_q, "
+     "ceil(seq_q/48), ceil(seq_k/16)]}",
      "tile=128x64 stages=2 q_buffers=1 q_registers=0 p_sets=1 ping_pong=1",
      {RUN(1, 2, 1, 200, 260, 2, 7, .num_not_finite = 9)}},
     /* More tiles than are read at once; rows of tiles that visit very unequal numbers; masks of two heads. */
@@ -449,8 +454,11 @@ static const kernel KERNELS[] = {
      "tile=64x64 stages=2 q_buffers=1 q_registers=0 p_sets=1 ping_pong=0",
      {RUN(2, 1, 1, 700, 700, 3, 9, .num_not_finite = 9)}},
     /* Indices up to the largest there is, which read 0: the class of a tile looks at all of them. */
-    {"bf16 d=64 mask={ids[q + 2147483600] == 0 & k % 3 != 1} params={ids: i32[seq_q]}", NULL, {RUN(1, 1, 1, 48, 48, 1, 1)}},
-    /* Constants that must not meet the scale: divided by it they would be infinite, and 0 times that is NaN. */
+    {"bf16 d=64 mask={ids[q + 2147483600] == 0 & k % 3 != 1} params={ids: i32[seq_q]}",
+     NULL,
+     {RUN(1, 1, 1, 48, 48, 1, 1)}},
+    /* Constants that must not meet the scale: divided by it they would be infinite, and 0 times that is NaN.
+     */
     {"bf16 d=64 score={s - 1e38 * f32(k > q)}", NULL, {RUN(1, 1, 1, 130, 150, 1, 1)}},
     /* Two tanh of the text are one of S. */
     {"bf16 d=64 score={tanh(2.0 * s) + 0.01 * f32(k) * tanh(s / 0.5)}", NULL, {RUN(1, 1, 1, 130, 150, 1, 1)}},
@@ -460,11 +468,13 @@ static const kernel KERNELS[] = {
      {RUN(1, 2, 1, 130, 200, 1, 1), RUN(1, 1, 1, 130, 200, 1, 2, .spread = 9)}},
     {"bf16 d=64 score={tanh(s) - tanh(f32(q - k))}", NULL, {RUN(1, 1, 1, 130, 150, 1, 1)}},
     /* Deep text, of which parts become locals, at the thread's first element and beside it. */
-    {"bf16 d=64 score={f32(q - k) * 0.01 + s + s + s + s + s + s + s + s + s + s + s + s + s + f32((q - k) % 7)}",
+    {"bf16 d=64 score={f32(q - k) * 0.01 + s + s + s + s + s + s + s + s + s + s + s + s + s + f32((q - k) % "
+     "7)}",
      NULL,
      {RUN(1, 1, 1, 130, 150, 1, 1)}},
     /* Every way in which a score meets positions. */
-    {"bf16 d=64 score={s * (1.0 + f32(q % 3)) - 0.01 * f32(k) - 0.2 * f32(abs(row - col + 3)) + f32(k / 5 - q) * g[col]} "
+    {"bf16 d=64 score={s * (1.0 + f32(q % 3)) - 0.01 * f32(k) - 0.2 * f32(abs(row - col + 3)) + f32(k / 5 - "
+     "q) * g[col]} "
      "params={g: f32[seq_k]}",
      NULL,
      {RUN(1, 2, 1, 130, 200, 1, 1)}},
@@ -599,7 +609,8 @@ static void order_does_not_matter(void **state) {
         {"bf16 d=64 causal", "tile=128x64 stages=3 q_buffers=2 q_registers=0 p_sets=2 ping_pong=1"},
         {"bf16 d=64 mask={q / 64 % 3 != k / 64 | q - k < 9 & h < 2}",
          "tile=128x64 stages=3 q_buffers=2 q_registers=0 p_sets=1 ping_pong=1"},
-        {"bf16 d=64 mask={k / 64 % 3 != 1}", "tile=64x64 stages=3 q_buffers=2 q_registers=0 p_sets=1 ping_pong=0"},
+        {"bf16 d=64 mask={k / 64 % 3 != 1}",
+         "tile=64x64 stages=3 q_buffers=2 q_registers=0 p_sets=1 ping_pong=0"},
     };
     const run r = RUN(1, 3, 1, 257, 300, 2, 4, .spread = 3, .num_not_finite = 30);
     for (size_t i = 0; i < COUNT(KERNELS); i++) {
@@ -614,7 +625,8 @@ static void order_does_not_matter(void **state) {
             if (failure) fail_msg("%s, order %d: %s", KERNELS[i].problem, (int)order, failure);
             uint64_t digest = loom__rig_digest(rig, LOOM_FORWARD);
             if (order == 0) first = digest;
-            if (digest != first) fail_msg("%s: order %d of the threads gives other bits", KERNELS[i].problem, (int)order);
+            if (digest != first)
+                fail_msg("%s: order %d of the threads gives other bits", KERNELS[i].problem, (int)order);
         }
         loom__rig_destroy(rig);
         loom_plan_destroy(plan);
@@ -642,14 +654,16 @@ static bool is_seen(const loom__rig *rig, int64_t batch, int64_t head, int64_t r
     return loom__expression_value(rig->reference->mask, LOOM__ROUNDED, &point).i != 0;
 }
 
-/* Holds what the blocks of a kernel wrote to the mask. own, other: rows of tiles on the kernel's side and on the one it walks. */
-static void check_walks(const loom__rig *rig, const walk_case *c, const struct written *w, loom__rig_name output, int own,
-                        int other) {
+/* Holds what the blocks of a kernel wrote to the mask. own, other: rows of tiles on the kernel's side and on
+ * the one it walks. */
+static void check_walks(const loom__rig *rig, const walk_case *c, const struct written *w,
+                        loom__rig_name output, int own, int other) {
     const loom_shape *s = &rig->options.shape;
     const loom__rig_tensor *t = &rig->tensors[output];
     int64_t own_seq = w->of_keys ? s->seq_k : s->seq_q, other_seq = w->of_keys ? s->seq_q : s->seq_k;
     int64_t heads = w->of_keys ? s->heads_kv : s->heads_q, group = w->of_keys ? s->heads_q / s->heads_kv : 1;
-    int64_t tiles = (own_seq + own - 1) / own, others = (other_seq + other - 1) / other, blocks = s->batch * heads * tiles;
+    int64_t tiles = (own_seq + own - 1) / own, others = (other_seq + other - 1) / other,
+            blocks = s->batch * heads * tiles;
     int64_t room = s->batch * heads * own_seq * WALK_DIM / 2 / blocks;
     char *met = calloc((size_t)blocks, 1);
     for (int64_t block = 0; block < blocks; block++) {
@@ -666,7 +680,8 @@ static void check_walks(const loom__rig *rig, const walk_case *c, const struct w
                 for (int64_t x = tile * own; x < (tile + 1) * own; x++) {
                     for (int64_t y = n * other; y < (n + 1) * other; y++) {
                         int64_t row = w->of_keys ? y : x, col = w->of_keys ? x : y;
-                        /* Queries past the end: nothing of them is stored, but they must not count as seen by keys. */
+                        /* Queries past the end: nothing of them is stored, but they must not count as seen by
+                         * keys. */
                         if (row >= s->seq_q && !w->of_keys) continue;
                         bool seen = row < s->seq_q && col < s->seq_k && is_seen(rig, batch, head, row, col);
                         some |= seen;
@@ -675,9 +690,10 @@ static void check_walks(const loom__rig *rig, const walk_case *c, const struct w
                 }
                 bool visited = visits < end && *visits / 2 == n, full = visited && *visits % 2;
                 visits += visited;
-                if ((some && !visited) || (full && !all) || (c->exact && ((visited && !some) || (visited && all && !full))))
-                    fail_msg("%s: head %d, tile %d meets %d: visited %d, full %d; some are seen %d, all %d", c->problem,
-                             (int)head, (int)tile, (int)n, visited, full, some, all);
+                if ((some && !visited) || (full && !all) ||
+                    (c->exact && ((visited && !some) || (visited && all && !full))))
+                    fail_msg("%s: head %d, tile %d meets %d: visited %d, full %d; some are seen %d, all %d",
+                             c->problem, (int)head, (int)tile, (int)n, visited, full, some, all);
             }
             assert_ptr_equal(visits, end); /* in order, and no others */
         }
@@ -694,9 +710,15 @@ static void mma_visits_what_is_seen(void **state) {
         {"bf16 d=64 mask={q / 64 % 3 != k / 64 | q - k < 9 & h < 2} backward", false},
         {"bf16 d=64 mask={(b + k / 64) % 3 != 1} backward", true},
         {"bf16 d=64 mask={causal & ids[q] == ids[k]} params={ids: i32[seq_k]} backward deterministic", false},
-        {"bf16 d=64 mask={blk[b, hkv, row / 64, col / 32]} params={blk: bool[batch, heads_kv, ceil(seq_q/64), ceil(seq_k/32)]} backward", true},
+        {"bf16 d=64 mask={blk[b, hkv, row / 64, col / 32]} params={blk: bool[batch, heads_kv, "
+         "ceil(seq_q/64), ceil(seq_k/32)]} backward",
+         true},
     };
-    static const loom_shape SHAPES[] = {{1, 2, 2, 130, 260}, {2, 4, 2, 65, 130}, {1, 2, 1, 300, 9000}, {1, 1, 1, 700, 700}, {1, 1, 1, 9000, 100}};
+    static const loom_shape SHAPES[] = {{1, 2, 2, 130, 260},
+                                        {2, 4, 2, 65, 130},
+                                        {1, 2, 1, 300, 9000},
+                                        {1, 1, 1, 700, 700},
+                                        {1, 1, 1, 9000, 100}};
     emulator.walks = true;
     for (size_t i = 0; i < COUNT(CASES); i++) {
         const walk_case *c = &CASES[i];
@@ -720,7 +742,8 @@ static void mma_visits_what_is_seen(void **state) {
             loom__rig *rig = rig_of(plan, &r, LOOM_DEFAULT_START);
             for (loom_pass pass = LOOM_FORWARD; pass <= LOOM_BACKWARD; pass++) {
                 rig->options.prepared = j % 2 == 1;
-                if (loom__rig_run(rig, pass, &error)) fail_msg("%s: %s %s", c->problem, error.text, emulator.failure);
+                if (loom__rig_run(rig, pass, &error))
+                    fail_msg("%s: %s %s", c->problem, error.text, emulator.failure);
                 if (pass == LOOM_FORWARD) check_walks(rig, c, &WRITTEN[0], LOOM__RIG_O, tile_q, tile_k);
             }
             check_walks(rig, c, &WRITTEN[1], LOOM__RIG_DK, back_k, back_q);

@@ -1,5 +1,5 @@
-/* test_kernels.c - the CUDA kernels of a representative list of problems compile for every architecture, without
- * a GPU, and keep their values in registers: no spills, but for those listed in SPILLS.
+/* test_kernels.c - the CUDA kernels of a representative list of problems compile for every architecture,
+ * without a GPU, and keep their values in registers: no spills, but for those listed in SPILLS.
  *
  * ctest: slow
  *

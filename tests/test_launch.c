@@ -641,7 +641,8 @@ static void test_prepared(void **state) {
     reset(b);
     b->args.num_params = 0;
 
-    /* 10 queries: 2 entries of 4 bytes; 12 bytes that a launch clears. Each region begins at a multiple of 256. */
+    /* 10 queries: 2 entries of 4 bytes; 12 bytes that a launch clears. Each region begins at a multiple of
+     * 256. */
     assert_ok(error, loom_prepared_bytes(plan, &b->args, &bytes, &error));
     assert_int_equal(bytes, 256);
     assert_ok(error, loom_workspace_bytes(plan, LOOM_FORWARD, &b->args, &bytes, &error));
@@ -695,13 +696,17 @@ static void test_prepared(void **state) {
     fake.num_launches = 1;
 
     b->args.prepared_bytes = 255;
-    assert_fails(error, LOOM_INVALID, "args.prepared_bytes", "prepared_bytes is 255, this launch needs 256 (loom_prepared_bytes)",
+    assert_fails(error, LOOM_INVALID, "args.prepared_bytes",
+                 "prepared_bytes is 255, this launch needs 256 (loom_prepared_bytes)",
                  loom_forward(plan, &b->args, stream, &error));
-    assert_fails(error, LOOM_INVALID, "args.prepared_bytes", "is 255", loom_prepare(plan, &b->args, stream, &error));
+    assert_fails(error, LOOM_INVALID, "args.prepared_bytes", "is 255",
+                 loom_prepare(plan, &b->args, stream, &error));
     b->args.prepared = prepared + 16, b->args.prepared_bytes = 256;
-    assert_fails(error, LOOM_INVALID, "args.prepared", "multiple of 256", loom_prepare(plan, &b->args, stream, &error));
+    assert_fails(error, LOOM_INVALID, "args.prepared", "multiple of 256",
+                 loom_prepare(plan, &b->args, stream, &error));
     b->args.prepared = NULL;
-    assert_fails(error, LOOM_INVALID, "args.prepared", "prepared is NULL", loom_prepare(plan, &b->args, stream, &error));
+    assert_fails(error, LOOM_INVALID, "args.prepared", "prepared is NULL",
+                 loom_prepare(plan, &b->args, stream, &error));
     assert_fails(error, LOOM_INVALID, "args", "NULL", loom_prepare(plan, NULL, stream, &error));
     assert_fails(error, LOOM_INVALID, "bytes", "NULL", loom_prepared_bytes(plan, &b->args, NULL, &error));
     assert_int_equal(fake.num_launches, 1);

@@ -1,9 +1,10 @@
-/* test_standalone.c - `emit --standalone`: nvcc alone builds what it prints, and on a GPU the ejected kernels give
- * the bits of the library's plan with the same schedule, and their own check passes.
+/* test_standalone.c - `emit --standalone`: nvcc alone builds what it prints, and on a GPU the ejected kernels
+ * give the bits of the library's plan with the same schedule, and their own check passes.
  *
  * ctest: gpu
  *
- * Without a GPU (argument `gpu` or --device N) the files are built only. Skipped where there is no nvcc on PATH.
+ * Without a GPU (argument `gpu` or --device N) the files are built only. Skipped where there is no nvcc on
+ * PATH.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -51,7 +52,7 @@ static char folder[] = "/tmp/attnloom-standalone-XXXXXX";
 /* -- Launches in place of the library's -------------------------------------------------------------------- */
 
 static const loom__driver_api *driver;
-static ejected_launch ejected; /* NULL: the library launches its own kernels */
+static ejected_launch ejected;        /* NULL: the library launches its own kernels */
 static int num_launches, main_launch; /* from 1 */
 static size_t taken_at;               /* 0, or where a pointer is put in that kernels of mma do not have */
 static loom__device_ptr taken;
@@ -70,7 +71,8 @@ static int launch(loom__cuda_handle function, unsigned grid_x, unsigned grid_y, 
     if (!taken_at) return ejected(from, stream);
     memcpy(packed, from, taken_at);
     memcpy(packed + taken_at, &taken, sizeof taken);
-    memcpy(packed + taken_at + sizeof taken, from + taken_at, 256); /* more than is left of any unit's arguments */
+    memcpy(packed + taken_at + sizeof taken, from + taken_at,
+           256); /* more than is left of any unit's arguments */
     return ejected(packed, stream);
 }
 
@@ -220,7 +222,9 @@ static uint64_t digest_of(loom_context *context, const struct unit *unit, loom_p
     if (unit->pass == LOOM_BACKWARD) run_pass(rig, unit, LOOM_FORWARD);
     ejected = found;
     main_launch = found ? place_of(plan, unit->pass == LOOM_FORWARD ? "forward" : "backward_dkv") : 0;
-    taken_at = found && is_hopper(unit) && main_launch > 1 ? 160 : 0; /* behind q, k, v, o, lse: pointers and three strides */
+    taken_at = found && is_hopper(unit) && main_launch > 1
+                   ? 160
+                   : 0; /* behind q, k, v, o, lse: pointers and three strides */
     if (taken_at && driver->memory_alloc(&taken, 4)) fail_msg("no memory");
     run_pass(rig, unit, unit->pass);
     ejected = NULL;

@@ -44,7 +44,8 @@ static const loom__cli_option OPTIONS[] = {
     {"--param", "NAME=FILE|NUMBER", LOOM__CLI_TEXTS, offsetof(loom__cli_bench_values, params),
      "a parameter of the problem: an .npy file for an array, a number for a scalar; may be repeated"},
     {"--prepared", NULL, LOOM__CLI_FLAG, offsetof(loom__cli_bench_values, prepared),
-     "what launches make of the mask is made once before they are timed; that is timed too, in rows of pass prepare, where the mask "
+     "what launches make of the mask is made once before they are timed; that is timed too, in rows of pass "
+     "prepare, where the mask "
      "needs it"},
     {"--launch-cost", NULL, LOOM__CLI_FLAG, offsetof(loom__cli_bench_values, launch_cost),
      "instead: CPU time of a launch through the library beside a bare cuLaunchKernel of the same kernels "
@@ -446,7 +447,8 @@ int loom__cli_bench(int argc, char **argv) {
         loom__cli_say("bench: --prepared takes neither --cold nor --launch-cost");
         return LOOM__CLI_USAGE;
     }
-    if (values.common.most_schedules && (values.cold || values.launch_cost || values.common.schedule || values.prepared)) {
+    if (values.common.most_schedules &&
+        (values.cold || values.launch_cost || values.common.schedule || values.prepared)) {
         loom__cli_say("bench: --schedules takes neither --schedule, --cold, --launch-cost nor --prepared");
         return LOOM__CLI_USAGE;
     }

@@ -1,7 +1,8 @@
 /* bench_launch.c - `attnloom bench --launch-cost`: CPU time of a launch through the library beside the driver
  * calls it makes, issued bare with the same packed arguments. Called by bench.c; GPU only, one thread.
  *
- * The driver calls are learnt by running one launch with a driver table whose functions note their arguments. */
+ * The driver calls are learnt by running one launch with a driver table whose functions note their arguments.
+ */
 #include <stdio.h>
 #include <string.h>
 

@@ -342,8 +342,9 @@ static loom_status make_poisoned(loom__rig *rig, size_t bytes, loom__rig_buffer 
             return loom__fail(error, LOOM_MEMORY, "harness", "no memory for %zu bytes", memory->bytes);
     }
     memset(memory->host, POISON, memory->bytes);
-    return rig->on_host ? LOOM_OK
-                        : loom__cli_memory_upload(rig->memory, memory->device, memory->host, memory->bytes, error);
+    return rig->on_host
+               ? LOOM_OK
+               : loom__cli_memory_upload(rig->memory, memory->device, memory->host, memory->bytes, error);
 }
 
 static loom_status make_workspace(loom__rig *rig, loom_pass pass, loom_args *args, loom_error *error) {
@@ -419,13 +420,15 @@ static loom_status move_out(loom__rig *rig, loom_pass pass, loom_error *error) {
     return LOOM_OK;
 }
 
-static loom_status check_behind(loom__rig *rig, const char *what, loom__rig_buffer *memory, size_t used, loom_error *error) {
+static loom_status check_behind(loom__rig *rig, const char *what, loom__rig_buffer *memory, size_t used,
+                                loom_error *error) {
     if (!memory->bytes) return LOOM_OK;
     if (!rig->on_host)
         LOOM_TRY(rig->context,
                  loom__cli_memory_download(rig->memory, memory->host, memory->device, memory->bytes, error));
     if (first_change(memory->host, used, memory->bytes) < 0) return LOOM_OK;
-    return loom__fail(error, LOOM_INTERNAL, "guard", "memory behind the %s of %zu bytes was written", what, used);
+    return loom__fail(error, LOOM_INTERNAL, "guard", "memory behind the %s of %zu bytes was written", what,
+                      used);
 }
 
 loom_status loom__rig_run(loom__rig *rig, loom_pass pass, loom_error *error) {
@@ -446,7 +449,8 @@ loom_status loom__rig_run(loom__rig *rig, loom_pass pass, loom_error *error) {
     LOOM_TRY(rig->context, move_out(rig, pass, error));
     LOOM_TRY(rig->context, check_behind(rig, "workspace", &rig->workspace, args.workspace_bytes, error));
     if (args.prepared)
-        LOOM_TRY(rig->context, check_behind(rig, "prepared memory", &rig->prepared, args.prepared_bytes, error));
+        LOOM_TRY(rig->context,
+                 check_behind(rig, "prepared memory", &rig->prepared, args.prepared_bytes, error));
     if (digest_inputs(rig, pass) != before)
         return loom__fail(error, LOOM_INTERNAL, "guard", "the launch wrote to one of its inputs");
     return LOOM_OK;
