@@ -8,7 +8,8 @@ has one line a mask, head dim, length, pass and mode:
 
     mask,pass,d,seqlen,mode   the cell
     ms, dense_ms              Attnloom with the mask, and without one at the same shape in the same run
-    share                     tiles of 128 x 128 elements with a visible one / all tiles, counted element by element, of all heads
+    share                     tiles of 128 x 128 elements with a visible one / all tiles, counted element by element, of all heads;
+                              bigbird's by `attnloom why`, which knows its blocks exactly
     bar_ms,bar_ratio          1.15 * share * dense_ms + 0.010, and bar_ms / ms: 1 or more, the bar is met
     flex_ms,flex_ratio        FlexAttention and flex_ms / ms: above 1, Attnloom is faster; with --flex
     flex_prepare_ms           what making its block mask takes, which flex_ms does not count

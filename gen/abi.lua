@@ -2,6 +2,7 @@
 
   abi.fields(problem, pass, workspace, maps)  -> list of {name=, type=, source=, doc=}, offsets filled in; pass "prepare" has
                                                  no tensors
+  abi.of_kernel(problem, kernel)  -> those of a kernel of kernel.list
   abi.struct(fields)  -> C text of the struct, the same for CUDA and host
   abi.rows(fields)    -> {size=, rows = list of {offset=, type=, source=, rows=, chunks=}}: the packing table of the runtime
 
@@ -58,7 +59,7 @@ function abi.fields(problem, pass, workspace, maps)
     end
     for _, region in ipairs(workspace or {}) do
         local text = (region.prepared and pass ~= "prepare" and "const " or "") .. region.type .. " *"
-        add(region.name, "ptr", "workspace." .. (region.place or region.name), text, region.doc)
+        add(region.name, "ptr", "workspace." .. region.place, text, region.doc)
     end
     for slot, param in ipairs(problem.params) do
         local from = "param." .. slot - 1
@@ -88,6 +89,10 @@ function abi.fields(problem, pass, workspace, maps)
     local alignment = #first > 0 and MAP_ALIGNMENT or 8
     fields.size = (offset + alignment - 1) // alignment * alignment
     return fields
+end
+
+function abi.of_kernel(problem, k)
+    return abi.fields(problem, k.prepares and "prepare" or k.pass, k.workspace, k.maps)
 end
 
 function abi.struct(fields)

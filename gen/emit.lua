@@ -17,6 +17,10 @@ local emit = {}
 
 local LANGUAGE = {mma = "cuda", hopper = "cuda", host = "c"}
 
+-- What a side of a tile is called.
+local SIDES = {queries = {name = "queries", tile = "tile_q", seq = "seq_q", start = "q_start"},
+               keys = {name = "keys", tile = "tile_k", seq = "seq_k", start = "k_start"}}
+
 local function header(plan, k)
     local p = plan.problem
     local lines = {
@@ -67,13 +71,12 @@ end
 
 function emit.source(plan, k, read)
     local p = plan.problem
-    local fields = abi.fields(p, k.prepares and "prepare" or k.pass, k.workspace, k.maps)
     local values, uses = {}, functions.uses(p)
     for _, row in ipairs(k.constants) do values[row[1]] = row[2] end
     local environment = {
         header = header(plan, k),
         constants = "",
-        arguments = abi.struct(fields),
+        arguments = abi.struct(abi.of_kernel(p, k)),
         functions = functions.text(p, LANGUAGE[k.target], k.calls or {}),
         walk = uses.walk, listed = k.listed or false, of_batch = uses.of_batch, of_head = uses.of_head, of_head_kv = uses.of_head_kv,
         row_terms = uses.row_terms, column_terms = uses.column_terms, num_spans = uses.num_spans or 0, exact_rows = uses.exact_rows, bounds = uses.bounds,
@@ -87,6 +90,9 @@ function emit.source(plan, k, read)
         wgmma = wgmma.text,
         math = math, string = string, ipairs = ipairs, tonumber = tonumber,
     }
+    if k.walks then -- a kernel has a tile of its own and walks over those of the other side
+        environment.other, environment.own = SIDES[k.walks.over], SIDES[k.walks.over == "keys" and "queries" or "keys"]
+    end
     environment.constants = constants(plan, k, template.render(k.template, read, environment))
     return template.render(k.template, read, environment)
 end
@@ -129,7 +135,7 @@ local function packing(problem, k)
     local list, maps, places = {}, {}, {}
     for _, map in ipairs(k.maps or {}) do maps[map.tensor .. "_map"] = map end
     for _, region in ipairs(k.workspace) do places[region.name] = region.place end
-    for i, field in ipairs(abi.fields(problem, k.prepares and "prepare" or k.pass, k.workspace, k.maps)) do
+    for i, field in ipairs(abi.of_kernel(problem, k)) do
         local map = maps[field.name]
         list[i] = {name = field.name, from = places[field.name] or field.name, map = map ~= nil}
         if map then

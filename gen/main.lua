@@ -127,16 +127,11 @@ end
 
 -- Adds the kernels of a variant to a plan.
 local function add_kernels(plan, part, variant)
-    local p, args = plan.problem, nil
+    local p = plan.problem
     for _, k in ipairs(kernel.list(p, part.name, part.target, part.values)) do
         k.variant, k.schedule = variant, part.text
         k.arch = plan.arch.name .. (k.target == "hopper" and "a" or "")
-        if k.maps or k.prepares or k.listed then
-            k.args = abi.rows(abi.fields(p, k.prepares and "prepare" or part.name, k.workspace, k.maps))
-        else
-            args = args or abi.rows(abi.fields(p, part.name, k.workspace)) -- one struct for all others
-            k.args = args
-        end
+        k.args = abi.rows(abi.of_kernel(p, k))
         k.key = table.concat({"problem " .. p.text, "kernel " .. k.name, "variant " .. variant, "schedule " .. part.text,
                               "target " .. k.target, "arch " .. k.arch}, "\n") .. "\n"
         plan.kernels[#plan.kernels + 1] = k

@@ -335,7 +335,7 @@ local HOPPER_MEASURED = {
     [64] = {
         full = {{4096, FAST_64}, {math.huge, "tile=192x128 stages=4 q_buffers=2 q_registers=0 p_sets=1 ping_pong=1"}},
         masked = {{math.huge, FAST_64}},
-        spans = {{math.huge, "tile=192x64 stages=6 q_buffers=1 q_registers=1 p_sets=2 ping_pong=1"}},
+        narrow_spans = {{math.huge, "tile=192x64 stages=6 q_buffers=1 q_registers=1 p_sets=2 ping_pong=1"}},
     },
     [128] = {
         full = {{512, FAST_128}, {8192, TWO_SETS_128}, {math.huge, WIDE_128}},
@@ -374,10 +374,10 @@ local function measured(problem, pass, target, lengths)
     local rows = target == "hopper" and pass == "forward" and problem.d == problem.dv and HOPPER_MEASURED[problem.d]
     if not rows then return end
     local uses = functions.uses(problem)
-    local narrow = problem.mask and uses.walk == "range" and 2 * lengths.seen <= lengths.seq_k and rows.narrow
+    local narrow = problem.mask and uses.walk == "range" and 2 * lengths.seen <= lengths.seq_k
+        and (rows.narrow or uses.listed and rows.narrow_spans)
     local one_set = uses.capped and rows.one_set
-    local spans = uses.listed and uses.walk == "range" and 2 * lengths.seen <= lengths.seq_k and rows.spans
-    for _, row in ipairs(narrow or spans or one_set or problem.mask and rows.masked or rows.full) do
+    for _, row in ipairs(narrow or one_set or problem.mask and rows.masked or rows.full) do
         if lengths.seen <= row[1] then return row[2] end
     end
 end

@@ -311,20 +311,22 @@ static loom_status lay_out(const loom__plan_pass *pass, bool prepared, const int
  * has none, in the workspace behind the others. */
 typedef struct layout {
     uint64_t offsets[LOOM__MAX_REGIONS];
-    uint64_t workspace_bytes, prepared_bytes; /* needed; prepared_bytes of both passes */
+    uint64_t workspace_bytes,
+        prepared_bytes; /* needed; prepared_bytes of both passes, 0 without that memory */
 } layout;
 
 static loom_status lay_out_pass(const loom_plan *plan, loom_pass pass, bool has_prepared,
                                 const int64_t *values, layout *out, loom_error *error) {
-    uint64_t ignored[LOOM__MAX_REGIONS];
+    uint64_t of_other[LOOM__MAX_REGIONS];
     out->workspace_bytes = out->prepared_bytes = 0;
     LOOM_TRY(NULL, lay_out(&plan->passes[pass], false, values, out->offsets, &out->workspace_bytes, error));
+    if (!has_prepared)
+        return lay_out(&plan->passes[pass], true, values, out->offsets, &out->workspace_bytes, error);
     for (int32_t i = LOOM_FORWARD; i <= LOOM_BACKWARD; i++) {
-        LOOM_TRY(NULL, lay_out(&plan->passes[i], true, values, i == (int32_t)pass ? out->offsets : ignored,
+        LOOM_TRY(NULL, lay_out(&plan->passes[i], true, values, i == (int32_t)pass ? out->offsets : of_other,
                                &out->prepared_bytes, error));
     }
-    if (has_prepared) return LOOM_OK;
-    return lay_out(&plan->passes[pass], true, values, out->offsets, &out->workspace_bytes, error);
+    return LOOM_OK;
 }
 
 /* Memory that the caller gives: enough, and aligned. */
@@ -374,20 +376,20 @@ static void pack_shape(const loom_shape *shape, int64_t *values) {
     values[LOOM__VALUE_SEQ_K] = shape->seq_k;
 }
 
-static loom_status bytes_of(const loom_plan *plan, loom_pass pass, const loom_args *args, size_t *bytes,
-                            layout *out, loom_error *error) {
+static loom_status bytes_of(const loom_plan *plan, loom_pass pass, const loom_args *args, bool has_prepared,
+                            size_t *bytes, layout *out, loom_error *error) {
     int64_t values[LOOM__NUM_VALUES];
     LOOM_TRY(NULL, check_call(plan, pass, args, error));
     if (!bytes) return loom__fail(error, LOOM_INVALID, "bytes", "bytes is NULL");
     LOOM_TRY(NULL, check_shape(&args->shape, error));
     pack_shape(&args->shape, values);
-    return lay_out_pass(plan, pass, args->prepared != NULL, values, out, error);
+    return lay_out_pass(plan, pass, has_prepared, values, out, error);
 }
 
 loom_status loom_workspace_bytes(const loom_plan *plan, loom_pass pass, const loom_args *args, size_t *bytes,
                                  loom_error *error) {
     layout l;
-    LOOM_TRY(NULL, bytes_of(plan, pass, args, bytes, &l, error));
+    LOOM_TRY(NULL, bytes_of(plan, pass, args, args && args->prepared, bytes, &l, error));
     *bytes = (size_t)l.workspace_bytes;
     return LOOM_OK;
 }
@@ -395,7 +397,7 @@ loom_status loom_workspace_bytes(const loom_plan *plan, loom_pass pass, const lo
 loom_status loom_prepared_bytes(const loom_plan *plan, const loom_args *args, size_t *bytes,
                                 loom_error *error) {
     layout l;
-    LOOM_TRY(NULL, bytes_of(plan, LOOM_FORWARD, args, bytes, &l, error));
+    LOOM_TRY(NULL, bytes_of(plan, LOOM_FORWARD, args, true, bytes, &l, error));
     *bytes = (size_t)l.prepared_bytes;
     return LOOM_OK;
 }
@@ -651,7 +653,7 @@ typedef struct launch_job {
     const loom_args *args;
     uint64_t bits;
     uint32_t wanted;
-    int64_t values[LOOM__NUM_VALUES];
+    int64_t *values; /* elsewhere: an initialiser would clear them all */
     void *stream;
 } launch_job;
 
@@ -675,7 +677,8 @@ static loom_status run_pass(launch_job *job, loom_error *error) {
 
 static loom_status launch(const loom_plan *plan, loom_pass pass, const loom_args *args, void *stream,
                           loom_error *error) {
-    launch_job job = {.plan = plan, .pass = pass, .args = args, .stream = stream};
+    int64_t values[LOOM__NUM_VALUES];
+    launch_job job = {.plan = plan, .pass = pass, .args = args, .values = values, .stream = stream};
     LOOM_TRY(NULL, check_launch(plan, pass, args, error));
     if (args->scale != 0.0f && !(args->scale >= 0x1p-64f && args->scale <= 0x1p64f)) {
         return loom__fail(error, LOOM_INVALID, "args.scale",
@@ -687,10 +690,10 @@ static loom_status launch(const loom_plan *plan, loom_pass pass, const loom_args
         if (is_written(i, pass) && tensor_of(args, i)->data) job.wanted |= 1u << i;
     }
     LOOM_TRY(plan->context, check_aliases(args, pass, error));
-    pack_values(plan, args, pass, job.values);
-    LOOM_TRY(plan->context, pack_params(plan, args, job.values, error));
+    pack_values(plan, args, pass, values);
+    LOOM_TRY(plan->context, pack_params(plan, args, values, error));
     if (pass == LOOM_BACKWARD && !job.wanted) return LOOM_OK;
-    LOOM_TRY(plan->context, place_regions(plan, pass, args, false, job.values, error));
+    LOOM_TRY(plan->context, place_regions(plan, pass, args, false, values, error));
     return enter(&job, run_pass, error);
 }
 
@@ -723,9 +726,10 @@ static loom_status run_preparing(launch_job *job, loom_error *error) {
 }
 
 loom_status loom_prepare(const loom_plan *plan, const loom_args *args, void *stream, loom_error *error) {
-    launch_job job = {.plan = plan, .args = args, .stream = stream};
+    int64_t values[LOOM__NUM_VALUES] = {0}; /* no tensors, no scale */
+    launch_job job = {.plan = plan, .args = args, .values = values, .stream = stream};
     LOOM_TRY(NULL, check_launch(plan, LOOM_FORWARD, args, error));
-    pack_positions(args, job.values);
-    LOOM_TRY(plan->context, pack_params(plan, args, job.values, error));
+    pack_positions(args, values);
+    LOOM_TRY(plan->context, pack_params(plan, args, values, error));
     return enter(&job, run_preparing, error);
 }

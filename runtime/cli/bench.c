@@ -19,7 +19,7 @@ enum { BURST = 1u, SUSTAINED = 2u };
 enum { FULL = 1u, CAUSAL = 2u };
 enum { PAPER_TOKENS = 16384, PAPER_HIDDEN = 2048 };
 static const char *const DTYPES[] = {"bf16", "fp16", "fp32"};
-enum { PREPARING = LOOM_BACKWARD + 1 }; /* timed like a pass */
+enum { PREPARING = LOOM_BACKWARD + 1 }; /* what is timed: it, or a loom_pass */
 static const char *const PASSES[] = {"fwd", "bwd", "prepare"};
 
 /* -- Command line --------------------------------------------------------------------------------------- */
@@ -209,9 +209,13 @@ loom_status loom__cli_cell_prepare(loom__cli_cell *cell, loom_error *error) {
 }
 
 loom_status loom__cli_cell_launch(const loom__cli_cell *cell, loom_pass pass, loom_error *error) {
-    if ((int)pass == PREPARING) return loom_prepare(cell->plan, &cell->args, NULL, error);
     return pass == LOOM_FORWARD ? loom_forward(cell->plan, &cell->args, NULL, error)
                                 : loom_backward(cell->plan, &cell->args, NULL, error);
+}
+
+static loom_status run_timed(const loom__cli_cell *cell, int32_t what, loom_error *error) {
+    return what == PREPARING ? loom_prepare(cell->plan, &cell->args, NULL, error)
+                             : loom__cli_cell_launch(cell, (loom_pass)what, error);
 }
 
 static void idle(int32_t ms) {
@@ -230,11 +234,11 @@ double loom__cli_median(double *values, int32_t num) {
 }
 
 /* Milliseconds of num launches, one by one. */
-static loom_status time_launches(loom__cli_cell *cell, loom_pass pass, int32_t num, double *ms,
+static loom_status time_launches(loom__cli_cell *cell, int32_t what, int32_t num, double *ms,
                                  loom_error *error) {
     for (int32_t i = 0; i < num; i++) {
         LOOM_TRY(NULL, loom__cli_memory_mark(cell->memory, 2 * i, error));
-        LOOM_TRY(NULL, loom__cli_cell_launch(cell, pass, error));
+        LOOM_TRY(NULL, run_timed(cell, what, error));
         LOOM_TRY(NULL, loom__cli_memory_mark(cell->memory, 2 * i + 1, error));
     }
     LOOM_TRY(NULL, loom__cli_memory_sync(cell->memory, error));
@@ -243,21 +247,21 @@ static loom_status time_launches(loom__cli_cell *cell, loom_pass pass, int32_t n
     return LOOM_OK;
 }
 
-static loom_status time_cell(loom__cli_cell *cell, loom_pass pass, uint32_t mode, double *median,
+static loom_status time_cell(loom__cli_cell *cell, int32_t what, uint32_t mode, double *median,
                              loom_error *error) {
     double ms[NUM_RUNS];
     int32_t warm_ups = NUM_WARM_UPS;
-    LOOM_TRY(NULL, loom__cli_cell_launch(cell, pass, error));
+    LOOM_TRY(NULL, run_timed(cell, what, error));
     LOOM_TRY(NULL, loom__cli_memory_sync(cell->memory, error));
     if (mode == BURST) {
         idle(IDLE_MS);
     } else {
-        LOOM_TRY(NULL, time_launches(cell, pass, 1, ms, error));
+        LOOM_TRY(NULL, time_launches(cell, what, 1, ms, error));
         double wanted = SUSTAINED_MS / fmax(ms[0], 1e-3);
         if (wanted > warm_ups) warm_ups = (int32_t)wanted;
     }
-    for (int32_t i = 0; i < warm_ups; i++) LOOM_TRY(NULL, loom__cli_cell_launch(cell, pass, error));
-    LOOM_TRY(NULL, time_launches(cell, pass, NUM_RUNS, ms, error));
+    for (int32_t i = 0; i < warm_ups; i++) LOOM_TRY(NULL, run_timed(cell, what, error));
+    LOOM_TRY(NULL, time_launches(cell, what, NUM_RUNS, ms, error));
     *median = loom__cli_median(ms, NUM_RUNS);
     return LOOM_OK;
 }
@@ -269,18 +273,18 @@ static bool is_causal(const loom_plan *plan) {
 }
 
 /* `candidate` is NULL without --schedules. */
-static void print_row(const loom__cli_cell *cell, loom_pass pass, const char *mode, double ms,
+static void print_row(const loom__cli_cell *cell, int32_t what, const char *mode, double ms,
                       const loom__candidate *candidate) {
     const loom_shape *s = &cell->shape;
     bool causal = is_causal(cell->plan);
     double work = 2.0 * (double)s->batch * (double)s->heads_q * (double)s->seq_q * (double)s->seq_k *
-                  (cell->facts->d + cell->facts->dv) * (causal ? 0.5 : 1) * (pass == LOOM_BACKWARD ? 2.5 : 1);
-    loom_text schedule = pass == LOOM_BACKWARD ? LOOM_TEXT_SCHEDULE_BACKWARD : LOOM_TEXT_SCHEDULE;
+                  (cell->facts->d + cell->facts->dv) * (causal ? 0.5 : 1) * (what == LOOM_BACKWARD ? 2.5 : 1);
+    loom_text schedule = what == LOOM_BACKWARD ? LOOM_TEXT_SCHEDULE_BACKWARD : LOOM_TEXT_SCHEDULE;
     const char *dtype = cell->facts->dtype == LOOM__BF16  ? "bf16"
                         : cell->facts->dtype == LOOM__F16 ? "fp16"
                                                           : "fp32";
-    double rate = (int)pass == PREPARING ? 0 : work / ms / 1e9;
-    printf("%s,%s,%d,%d,%lld,%lld,%lld,ours,%s,%.5f,%.*f,%s,%s", PASSES[pass], dtype, cell->facts->d, causal,
+    double rate = what == PREPARING ? 0 : work / ms / 1e9;
+    printf("%s,%s,%d,%d,%lld,%lld,%lld,ours,%s,%.5f,%.*f,%s,%s", PASSES[what], dtype, cell->facts->d, causal,
            (long long)s->seq_k, (long long)s->batch, (long long)s->heads_q, mode, ms, rate < 10 ? 3 : 1, rate,
            loom_plan_text(cell->plan, LOOM_TEXT_TARGET), loom_plan_text(cell->plan, schedule));
     if (candidate) printf(",%.0f,\"%s\"", candidate->cost, loom_plan_text(cell->plan, LOOM_TEXT_PROBLEM));
@@ -288,15 +292,15 @@ static void print_row(const loom__cli_cell *cell, loom_pass pass, const char *mo
     fflush(stdout);
 }
 
-/* Times a pass of the cell's plan in each mode. */
-static loom_status bench_pass(const loom__cli_bench_values *values, loom__cli_cell *cell, loom_pass pass,
+/* Times a pass of the cell's plan, or its preparing, in each mode. */
+static loom_status bench_pass(const loom__cli_bench_values *values, loom__cli_cell *cell, int32_t what,
                               const loom__candidate *candidate, loom_error *error) {
-    if ((int)pass != PREPARING) LOOM_TRY(NULL, loom__cli_cell_workspace(cell, pass, error));
+    if (what != PREPARING) LOOM_TRY(NULL, loom__cli_cell_workspace(cell, (loom_pass)what, error));
     for (uint32_t mode = BURST; mode <= SUSTAINED; mode++) {
         double ms = 0;
         if (!(values->modes & mode)) continue;
-        LOOM_TRY(NULL, time_cell(cell, pass, mode, &ms, error));
-        print_row(cell, pass, mode == BURST ? "burst" : "sustained", ms, candidate);
+        LOOM_TRY(NULL, time_cell(cell, what, mode, &ms, error));
+        print_row(cell, what, mode == BURST ? "burst" : "sustained", ms, candidate);
     }
     return LOOM_OK;
 }
@@ -349,7 +353,7 @@ static loom_status bench_cell(const loom__cli_bench_values *values, loom_context
     loom_status status = loom__cli_cell_open(context, problem, desc, &values->params, &cell, error);
     bool backward = values->passes & 1u << LOOM_BACKWARD;
     if (!status && values->prepared) status = loom__cli_cell_prepare(&cell, error);
-    if (!status && cell.args.prepared) status = bench_pass(values, &cell, (loom_pass)PREPARING, NULL, error);
+    if (!status && cell.args.prepared) status = bench_pass(values, &cell, PREPARING, NULL, error);
     // The backward reads o and lse, so the forward runs in any case.
     for (int32_t pass = LOOM_FORWARD; pass <= (backward ? LOOM_BACKWARD : LOOM_FORWARD) && !status; pass++) {
         bool timed = values->passes & 1u << pass, sweep = values->common.most_schedules > 0;
@@ -359,7 +363,7 @@ static loom_status bench_cell(const loom__cli_bench_values *values, loom_context
         }
         if (timed && !status)
             status = sweep ? sweep_pass(values, context, desc, &cell, (loom_pass)pass, fine, error)
-                           : bench_pass(values, &cell, (loom_pass)pass, NULL, error);
+                           : bench_pass(values, &cell, pass, NULL, error);
     }
     loom__cli_cell_close(&cell);
     return status;

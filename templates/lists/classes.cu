@@ -1,9 +1,4 @@
-//@ local over_keys = k.walks.over == "keys"
-//@ local own, own_tile, own_seq, own_start = "queries", "tile_q", "seq_q", "q_start"
-//@ local other_tile, other_seq, other_start = "tile_k", "seq_k", "k_start"
-//@ if not over_keys then
-//@     own, own_tile, own_seq, own_start, other_tile, other_seq, other_start = "keys", "tile_k", "seq_k", "k_start", "tile_q", "seq_q", "q_start"
-//@ end
+//@ local over_keys = other.name == "keys"
 //@ -- Spans of keys, or of queries: the mask has nothing else, or, for target hopper, a rest, see interval.bounds.
 //@ local has_rest = walk ~= "range"
 //@ local has_spans = not has_rest or bounds and k.target == "hopper"
@@ -13,7 +8,7 @@
 
 //@ text(arguments)
 
-//@ part("place", {of = own})
+//@ part("place", {of = own.name})
 
 //@ text(functions)
 
@@ -24,14 +19,14 @@
 //@ end
 // first, last: rows of the part of its own side; other: index of the tile on the other.
 static __device__ __forceinline__ unsigned class_of(const LoomArgs *args, const Work *work, int first, int last, int other) {
-    const int other_first = other * ${other_tile};
+    const int other_first = other * ${other.tile};
 //@ if has_rest then
-    const int other_last = min(other_first + ${other_tile}, work->${other_seq}) - 1;
+    const int other_last = min(other_first + ${other.tile}, work->${other.seq}) - 1;
 //@ end
 //@ if has_spans then
     Span outer[num_spans], inner[num_spans];
-    visible_${k.walks.over}(args, work, work->${own_start} + first, work->${own_start} + last, outer, inner);
-    const int lo = work->${other_start} + other_first, hi = lo + ${other_tile} - 1;
+    visible_${other.name}(args, work, work->${own.start} + first, work->${own.start} + last, outer, inner);
+    const int lo = work->${other.start} + other_first, hi = lo + ${other.tile} - 1;
     bool some = false, all = false;
 #pragma unroll
     for (int i = 0; i < num_spans; ++i) {
@@ -45,15 +40,15 @@ static __device__ __forceinline__ unsigned class_of(const LoomArgs *args, const 
 //@     elseif over_keys then
     return all ? 2 : some;
 //@     else
-    return all && (work->tile + 1) * ${own_tile} <= work->${own_seq} ? 2 : some;
+    return all && (work->tile + 1) * ${own.tile} <= work->${own.seq} ? 2 : some;
 //@     end
 //@ else
 //@     if over_keys then
     const unsigned what = tile_class(args, work, work->q_start + first, work->q_start + last, work->k_start + other_first, work->k_start + other_last);
-    const bool whole = other_first + ${other_tile} <= work->${other_seq};
+    const bool whole = other_first + ${other.tile} <= work->${other.seq};
 //@     else
     const unsigned what = tile_class(args, work, work->q_start + other_first, work->q_start + other_last, work->k_start + first, work->k_start + last);
-    const bool whole = other_first + ${other_tile} <= work->${other_seq} && (work->tile + 1) * ${own_tile} <= work->${own_seq};
+    const bool whole = other_first + ${other.tile} <= work->${other.seq} && (work->tile + 1) * ${own.tile} <= work->${own.seq};
 //@     end
     return what == 2 && !whole ? 1 : what;
 //@ end
@@ -62,7 +57,7 @@ static __device__ __forceinline__ unsigned class_of(const LoomArgs *args, const 
 extern "C" __global__ void __launch_bounds__(threads, 1) ${symbol}(const __grid_constant__ LoomArgs args) {
     // [1] classes of a row of tiles
     Work work = {0, 0, 0, 0, args.seq_q, args.seq_k, args.q_start, args.k_start};
-    const int tiles = (work.${own_seq} + ${own_tile} - 1) / ${own_tile}, others = (work.${other_seq} + ${other_tile} - 1) / ${other_tile};
+    const int tiles = (work.${own.seq} + ${own.tile} - 1) / ${own.tile}, others = (work.${other.seq} + ${other.tile} - 1) / ${other.tile};
     const int mask = blockIdx.x / tiles;  // of those that differ
     work.tile = blockIdx.x - mask * tiles;
 //@ if of_head then
@@ -77,8 +72,8 @@ extern "C" __global__ void __launch_bounds__(threads, 1) ${symbol}(const __grid_
 //@ end
     const int end = (others + class_chunk - 1) / class_chunk * class_chunk, part = threadIdx.x % lanes;
     // A part past the end of the sequence does as the last that has rows.
-    const int tile_first = work.tile * ${own_tile}, first = tile_first + part_rows * min(min(part, parts - 1), (work.${own_seq} - tile_first - 1) / part_rows);
-    const int last = min(first + part_rows, work.${own_seq}) - 1;
+    const int tile_first = work.tile * ${own.tile}, first = tile_first + part_rows * min(min(part, parts - 1), (work.${own.seq} - tile_first - 1) / part_rows);
+    const int last = min(first + part_rows, work.${own.seq}) - 1;
     unsigned char *const classes = args.classes + (long long)blockIdx.x * end;
 //@ if not even then
     int visited = 0;

@@ -1,7 +1,3 @@
-//@ local own_tile, own_seq, other_tile, other_seq = "tile_q", "seq_q", "tile_k", "seq_k"
-//@ if k.walks.over == "queries" then
-//@     own_tile, own_seq, other_tile, other_seq = other_tile, other_seq, own_tile, own_seq
-//@ end
 //@ text(header)
 
 //@ text(constants)
@@ -19,7 +15,7 @@ extern "C" __global__ void __launch_bounds__(threads) ${symbol}(const __grid_con
     __shared__ int places[levels];  // how many are of a level, then the place of its next
     __shared__ int sums[levels / 32];
     __shared__ int longest, all;  // tiles that one visits, and all together
-    const int tiles = (args.${own_seq} + ${own_tile} - 1) / ${own_tile}, others = max((args.${other_seq} + ${other_tile} - 1) / ${other_tile}, 1);
+    const int tiles = (args.${own.seq} + ${own.tile} - 1) / ${own.tile}, others = max((args.${other.seq} + ${other.tile} - 1) / ${other.tile}, 1);
     int *const order = args.order + (long long)blockIdx.x * 2 * tiles;
     const int *const visited = order + tiles;
 

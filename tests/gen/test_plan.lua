@@ -39,7 +39,7 @@ function tests.each_kernel_gets_its_own_arguments()
                                 arch = "sm_90"}
         local prepared = 0
         for _, k in ipairs(plan.kernels) do
-            local fields = abi.fields(plan.inner.problem, k.prepares and "prepare" or k.pass, k.workspace, k.maps)
+            local fields = abi.of_kernel(plan.inner.problem, k)
             assert(#fields == #k.args.rows and fields.size == k.args.size, k.name)
             for i, field in ipairs(fields) do assert(k.args.rows[i].source == field.source and k.args.rows[i].offset == field.offset) end
             prepared = prepared + (k.prepares and 1 or 0)

@@ -81,12 +81,20 @@ typedef struct Work {
     int q_start, k_start;      // positions of row 0 and column 0
 } Work;
 
+// The work of a head, of all those of the batch; its tile is still to be told.
+static __device__ __forceinline__ Work work_of_head(const LoomArgs *args, int head) {
+    const int batch = head / args->heads_q, of_batch = head - batch * args->heads_q;
+    const Work work = {batch, of_batch, of_batch / args->group, 0, args->seq_q, args->seq_k, args->q_start, args->k_start};
+    return work;
+}
+
 // Works are dealt out to the blocks list by list, round by round. Under a causal mask works get shorter along a list, so
 // every other round runs backward and all blocks get as much. A list has the tiles of so many heads that it takes about
 // two rounds, the last rows of all its heads first: few heads at once, so that their keys stay in the L2 cache. Where a
 // head has many tiles and its keys are not too wide, four even out better; where it has few and they are wide, one keeps
-// more keys. In a window a query sees few of them, so that as many more heads have theirs in the cache. A list starts behind the block that the one before has ended with: else the same blocks
-// would get the short works of every list, and nothing in its last round.
+// more keys. In a window a query sees few of them, so that as many more heads have theirs in the cache. A list starts
+// behind the block that the one before has ended with: else the same blocks would get the short works of every list, and
+// nothing in its last round.
 typedef struct Rounds {
     int count;       // of all lists
     int of_list;     // rounds of one
@@ -115,14 +123,8 @@ static __device__ __forceinline__ bool work_of(const LoomArgs *args, const Round
     if (place >= present * tiles) return false;
     const unsigned row = place / present;
     const int head = first + place - row * present;
-    work->batch = head / args->heads_q;
-    work->head = head - work->batch * args->heads_q;
+    *work = work_of_head(args, head);
     work->tile = tiles - 1 - row;
-    work->head_kv = work->head / args->group;
-    work->seq_q = args->seq_q;
-    work->seq_k = args->seq_k;
-    work->q_start = args->q_start;
-    work->k_start = args->k_start;
     return true;
 }
 

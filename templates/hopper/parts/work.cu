@@ -2,9 +2,16 @@
 //@ part("place", {of = "queries"})
 
 //@ if listed then
-//@ part("listed", {over = "keys"})
+//@ part("listed")
 
 //@ end
+// The work of a head, of all those of the batch; its tile is still to be told.
+static __device__ __forceinline__ Work work_of_head(const LoomArgs *args, int head) {
+    const int batch = head / args->heads_q, of_batch = head - batch * args->heads_q;
+    const Work work = {batch, of_batch, of_batch / args->group, 0, args->seq_q, args->seq_k, args->q_start, args->k_start};
+    return work;
+}
+
 //@ if listed and not even then
 // Works are in lists, those of each with the longest first; a block takes the next when it has time. A list has the tiles of so
 // many heads that each block gets about one work of it: few heads at once, so that their keys stay in the L2 cache; and of as
@@ -28,14 +35,8 @@ static __device__ __forceinline__ bool work_of(const LoomArgs *args, const Lists
     const int of_list = lists->list_heads * lists->tiles, list = place / of_list;
     const int first = list * lists->list_heads, present = min(lists->list_heads, lists->heads - first);
     const int row = (place - list * of_list) / present, head = first + (place - list * of_list) - row * present;
-    work->batch = head / args->heads_q;
-    work->head = head - work->batch * args->heads_q;
+    *work = work_of_head(args, head);
     work->tile = tile_at(args, mask_of(args, work->batch, work->head), row);
-    work->head_kv = work->head / args->group;
-    work->seq_q = args->seq_q;
-    work->seq_k = args->seq_k;
-    work->q_start = args->q_start;
-    work->k_start = args->k_start;
     return true;
 }
 
@@ -51,8 +52,9 @@ static __device__ __forceinline__ unsigned next_place(const LoomArgs *args) {
 // every other round runs backward and all blocks get as much. A list has the tiles of so many heads that it takes about
 // two rounds, the last rows of all its heads first: few heads at once, so that their keys stay in the L2 cache. Where a
 // head has many tiles and its keys are not too wide, four even out better; where it has few and they are wide, one keeps
-// more keys. In a window a query sees few of them, so that as many more heads have theirs in the cache. A list starts behind the block that the one before has ended with: else the same blocks
-// would get the short works of every list, and nothing in its last round.
+// more keys. In a window a query sees few of them, so that as many more heads have theirs in the cache. A list starts
+// behind the block that the one before has ended with: else the same blocks would get the short works of every list, and
+// nothing in its last round.
 typedef struct Rounds {
     int count;       // of all lists
     int of_list;     // rounds of one
@@ -95,22 +97,15 @@ static __device__ __forceinline__ bool work_of(const LoomArgs *args, const Round
     if (place >= present * tiles) return false;
     const unsigned row = place / present;
     const int head = first + place - row * present;
-    work->batch = head / args->heads_q;
-    work->head = head - work->batch * args->heads_q;
+    *work = work_of_head(args, head);
     work->tile = tiles - 1 - row;
 //@ else
     const unsigned place = round * gridDim.x + blockIdx.x;
     if (place >= (unsigned)(heads * tiles)) return false;
     const int head = place / tiles;
-    work->batch = head / args->heads_q;
-    work->head = head - work->batch * args->heads_q;
+    *work = work_of_head(args, head);
     work->tile = place - head * tiles;
 //@ end
-    work->head_kv = work->head / args->group;
-    work->seq_q = args->seq_q;
-    work->seq_k = args->seq_k;
-    work->q_start = args->q_start;
-    work->k_start = args->k_start;
     return true;
 }
 //@ end

@@ -1,27 +1,22 @@
-//@ local other, tile, seq, start = "keys", "tile_k", "seq_k", "k_start"
-//@ local own_tile, own_seq, own_start = "tile_q", "seq_q", "q_start"
-//@ if over == "queries" then
-//@     other, tile, seq, start, own_tile, own_seq, own_start = "queries", "tile_q", "seq_q", "q_start", "tile_k", "seq_k", "k_start"
-//@ end
-// Which tiles of ${other} the work visits, and which of them need no mask.
+// Which tiles of ${other.name} the work visits, and which of them need no mask.
 //@ if not listed then
 typedef struct Walk {
     Span outer;  // tiles where something is visible, still to be visited
-    Span inner;  // ${over == "queries" and "rows" or "columns"} where all is visible
+    Span inner;  // ${other.name == "queries" and "rows" or "columns"} where all is visible
     int end;     // one past the last tile there is
 } Walk;
 
 static __device__ __forceinline__ Walk walk_begin(const LoomArgs *args, const Work *work) {
     Walk walk;
-    const int first = work->tile * ${own_tile}, last = min(first + ${own_tile}, work->${own_seq}) - 1;
-    visible_${other}(args, work, work->${own_start} + first, work->${own_start} + last, &walk.outer, &walk.inner);
-    const int start = work->${start}, end = start + work->${seq} - 1;
+    const int first = work->tile * ${own.tile}, last = min(first + ${own.tile}, work->${own.seq}) - 1;
+    visible_${other.name}(args, work, work->${own.start} + first, work->${own.start} + last, &walk.outer, &walk.inner);
+    const int start = work->${other.start}, end = start + work->${other.seq} - 1;
     const int lo = max(walk.outer.lo, start) - start, hi = min(walk.outer.hi, end) - start;
-    walk.outer.lo = lo <= hi ? lo / ${tile} : 1;
-    walk.outer.hi = lo <= hi ? hi / ${tile} : 0;
+    walk.outer.lo = lo <= hi ? lo / ${other.tile} : 1;
+    walk.outer.hi = lo <= hi ? hi / ${other.tile} : 0;
     walk.inner.lo = max(walk.inner.lo, start) - start;
     walk.inner.hi = max(min(walk.inner.hi, end) - start, -1);
-    walk.end = (work->${seq} + ${tile} - 1) / ${tile};
+    walk.end = (work->${other.seq} + ${other.tile} - 1) / ${other.tile};
     return walk;
 }
 
@@ -29,10 +24,10 @@ static __device__ __forceinline__ Walk walk_begin(const LoomArgs *args, const Wo
 static __device__ __forceinline__ int walk_next(const LoomArgs *args, const Work *work, Walk *walk, bool *full) {
     const int next = walk->outer.lo <= walk->outer.hi ? walk->outer.lo : walk->end;
     walk->outer.lo = next + 1;
-    const int first = next * ${tile};
-    *full = first >= walk->inner.lo && first <= walk->inner.hi - (${tile} - 1);
-//@ if over == "queries" then
-    *full = *full && (work->tile + 1) * ${own_tile} <= work->${own_seq};
+    const int first = next * ${other.tile};
+    *full = first >= walk->inner.lo && first <= walk->inner.hi - (${other.tile} - 1);
+//@ if other.name == "queries" then
+    *full = *full && (work->tile + 1) * ${own.tile} <= work->${own.seq};
 //@ end
     return next;
 }
@@ -45,7 +40,7 @@ typedef struct Walk {
 } Walk;
 
 static __device__ __forceinline__ Walk walk_begin(const LoomArgs *args, const Work *work) {
-    Walk walk = {first_chunk(args, work), 0, (work->${seq} + ${tile} - 1) / ${tile}, 0};
+    Walk walk = {first_chunk(args, work), 0, (work->${other.seq} + ${other.tile} - 1) / ${other.tile}, 0};
     if (walk.end > 0) walk.four = read_classes(args, walk.chunk);
     return walk;
 }

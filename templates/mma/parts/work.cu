@@ -2,7 +2,7 @@
 //@ part("place", {of = tiles == "seq_q" and "queries" or "keys"})
 
 //@ if listed then
-//@ part("listed", {over = tiles == "seq_q" and "keys" or "queries"})
+//@ part("listed")
 
 //@ end
 static __device__ __forceinline__ Work work_of(const LoomArgs *args, unsigned block) {
