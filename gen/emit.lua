@@ -85,7 +85,7 @@ function emit.source(plan, k, read)
         k = k, arch = plan.arch, dtype = p.dtype,
         has_mask = p.mask ~= nil, has_score = p.score ~= nil,
         deterministic = p.deterministic,
-        aligned = k.variant == "aligned",
+        aligned = k.variant ~= "any",
         symbol = k.symbol,
         wgmma = wgmma.text,
         math = math, string = string, ipairs = ipairs, tonumber = tonumber,

@@ -65,13 +65,26 @@ local function seen_constants(columns)
             {"seen_words", columns // width, "such words of a tile"}}
 end
 
+-- The sum of dQ of target hopper: {columns of a warpgroup, floats of a row}. With tiles of 128 queries each of the two warpgroups
+-- makes all columns of half of the rows, with tiles of 64 a chunk of 64 columns of all.
+local function hopper_dq(problem, s)
+    local columns = s.tile_q == 128 and head_dims(problem) or 64
+    return columns, 2 * 64 * columns // s.tile_q
+end
+
 -- The workspace of the backward: D per row of q, and the f32 sum of dQ where blocks add to it.
-local function backward_workspace(problem, target)
+local function backward_workspace(problem, target, s)
     local rows = {"batch", "heads_q", "seq_q"}
     local list = {{name = "delta", type = "float", bytes = FLOAT_BYTES, dims = rows, doc = "[batch, heads_q, seq_q] rowsum(dO * O) - dLSE"}}
     if target == "mma" and not problem.deterministic then
         list[2] = {name = "dq_sum", type = "float", bytes = head_dims(problem) * FLOAT_BYTES, dims = rows,
                    doc = "[batch, heads_q, seq_q, depth_qk] sum of dQ / scale"}
+    end
+    if target == "hopper" then
+        local columns, floats = hopper_dq(problem, s)
+        list[2] = {name = "dq_sum", type = "float", bytes = s.tile_q * floats * FLOAT_BYTES,
+                   dims = {"batch", "heads_q", ("ceil(seq_q/%d)"):format(s.tile_q)},
+                   doc = ("[batch, heads_q, tiles, 2, %d, 128, 4] sum of dQ / scale, in the order of accumulators"):format(columns // 8)}
     end
     return list
 end
@@ -229,22 +242,26 @@ function mma.forward(problem, s)
     }
 end
 
-function mma.backward_delta(problem, s)
+-- D, for kernels whose sum of dQ has so many floats a row, in tiles of so many rows.
+local function backward_delta(problem, sum_columns, sum_tile)
     local rows = 16
     return {
         name = "backward_delta", template = "mma/backward_delta.cu", title = "D = rowsum(dO * O) - dLSE; dQ sum = 0",
         threads = 128,
         constants = {
-            {"depth_qk", (head_dims(problem)), "head dim of q and k rounded up to one mma"},
             {"dim_v", problem.dv, "head dim of v and o"},
             {"tile_q", rows, "rows of a block"},
             {"threads", 128, "threads of a block"},
+            {"sum_columns", sum_columns, "floats of a row of the sum of dQ"},
+            {"sum_tile", sum_tile, "rows of which it has a multiple"},
         },
         shared = {},
         phases = {"D of each row", "clear the sum of dQ"},
         grid = {heads = "heads_q", seq = "seq_q", rows = rows},
     }
 end
+
+function mma.backward_delta(problem) return backward_delta(problem, (head_dims(problem)), 1) end
 
 -- Columns of dQ a warp of backward_dkv computes at once: all, or as many pairs as leave room beside dK and dV.
 local function dq_step(problem, s)
@@ -341,6 +358,7 @@ local hopper = {}
 local BOX_COLUMNS, BOX_ROW_BYTES = 64, 128 -- of what one TMA instruction copies
 local WARPGROUP = 128                      -- threads
 local PLAN_PLACES, WORK_PLACES = 8, 32     -- of queues
+local HOPPER_LIST_HEADS = 8                -- of the backward: so many have their dQ in the L2 cache together
 local HOPPER_SMEM_BYTES = arch.get("sm_90").smem_block_bytes
 
 -- Registers a thread of the planner's warpgroup and of a consumer, by the number of consumer warpgroups: they share out what
@@ -466,6 +484,95 @@ function hopper.forward(problem, s)
     }
 end
 
+-- Bytes of the regions of the backward's shared memory.
+local function hopper_backward_shared(problem, s)
+    local d, dv = head_dims(problem)
+    local tiles = s.tile_q // 64
+    return append({
+        {"k", s.tile_k * BOX_ROW_BYTES * chunks(d), "[chunks_qk][tile_k][64]"},
+        {"v", s.tile_k * BOX_ROW_BYTES * chunks(dv), "[chunks_v][tile_k][64]"},
+        {"q", s.stages * s.tile_q * BOX_ROW_BYTES * chunks(d), "[stages][chunks_qk][tile_q][64]"},
+        {"dout", s.stages * s.tile_q * BOX_ROW_BYTES * chunks(dv), "[stages][chunks_v][tile_q][64]"},
+        {"ds", 2 * tiles * s.tile_k * BOX_ROW_BYTES, "[2][tile_q / 64][tile_k][64] dS^T"},
+        {"statistics", s.stages * (36 * s.tile_q + 16), "[stages] LSE and D of the queries"},
+        {"barriers", 8 * (4 * s.stages + 5), "of stages, of dS, of keys and values, of the first tile"},
+        {"tiles", 16 * s.stages, "[stages] what the consumers are told of a tile"},
+        {"work", 32, "what all are told of the work"},
+    }, problem.mask and {{"nonfinite", s.tile_k // 2, "[warps of consumers] bit sets of keys that are not finite"}} or {})
+end
+
+function hopper.backward_delta(problem, s) return backward_delta(problem, select(2, hopper_dq(problem, s)), s.tile_q) end
+
+function hopper.backward_dkv(problem, s)
+    local d, dv = head_dims(problem)
+    local shared = hopper_backward_shared(problem, s)
+    local warpgroups = s.tile_k // 64
+    return {
+        name = "backward_dkv", template = "hopper/backward_dkv.cu", calls = {queries = true},
+        title = "dV = P^T dO, dK = scale dS^T Q, dQ sum += dS K",
+        threads = WARPGROUP * (1 + warpgroups),
+        constants = {
+            {"depth_qk", d, "head dim of q and k rounded up to one wgmma"},
+            {"depth_v", dv, "the same of v and o"},
+            {"chunks_qk", chunks(d), "boxes of 64 columns of q and k"},
+            {"chunks_v", chunks(dv), "the same of v and o"},
+            {"loads_qk", chunks(d) // box_chunks(problem.d), "copies that load a tile of q or k"},
+            {"loads_v", chunks(dv) // box_chunks(problem.dv), "the same of v or dO"},
+            {"tile_q", s.tile_q, "queries of a tile"},
+            {"tile_k", s.tile_k, "keys of a tile"},
+            {"warpgroups", warpgroups, "consumers, with 64 keys each"},
+            {"threads", WARPGROUP * (1 + warpgroups), "threads of a block"},
+            {"stages", s.stages, "buffers of queries and dO"},
+            {"dq_columns", (hopper_dq(problem, s)), "of dQ that a warpgroup makes"},
+            {"list_heads", HOPPER_LIST_HEADS, "heads whose works are taken together"},
+            {"q_bytes", s.tile_q * BOX_ROW_BYTES * chunks(d), "of a tile of queries"},
+            {"dout_bytes", s.tile_q * BOX_ROW_BYTES * chunks(dv), "of a tile of dO"},
+            {"k_bytes", shared[1][2], "of the keys"},
+            {"v_bytes", shared[2][2], "of the values"},
+            {"ds_bytes", s.tile_q // 64 * s.tile_k * BOX_ROW_BYTES, "of dS of a tile"},
+            {"other_registers", HOPPER_FULL_REGISTERS[1], "a thread of the others"},
+            {"consumer_registers", HOPPER_FULL_REGISTERS[2], "a thread"},
+        },
+        shared = shared,
+        maps = {{tensor = "q", rows = s.tile_q, chunks = box_chunks(problem.d)}, {tensor = "k", rows = s.tile_k, chunks = box_chunks(problem.d)},
+                {tensor = "v", rows = s.tile_k, chunks = box_chunks(problem.dv)}, {tensor = "dout", rows = s.tile_q, chunks = box_chunks(problem.dv)},
+                {tensor = "dk", rows = 16, chunks = 1}, {tensor = "dv", rows = 16, chunks = 1}},
+        phases = {"what is known of rows", "S^T and dP^T, P^T", "dQ of the tile before", "dS^T", "dV += P^T dO, dK += dS^T Q", "dK and dV"},
+        grid = {heads = "heads_kv", seq = "seq_k", rows = s.tile_k},
+        needs = {"dk", "dv", "dq"},
+        walks = {over = "queries", own = s.tile_k, other = s.tile_q, parts = 1},
+    }
+end
+
+function hopper.backward_convert(problem, s)
+    return {
+        name = "backward_convert", template = "hopper/backward_convert.cu", title = "dQ = scale * dQ sum",
+        threads = 128,
+        constants = {
+            {"dim_qk", problem.d, "head dim of q and k"},
+            {"tile_q", s.tile_q, "queries of a tile"},
+            {"dq_columns", (hopper_dq(problem, s)), "of dQ that a warpgroup made"},
+            {"threads", 128, "threads of a block"},
+        },
+        shared = {},
+        phases = {"dQ of a tile"},
+        grid = {heads = "heads_q", seq = "seq_q", rows = s.tile_q},
+        needs = {"dq"},
+    }
+end
+
+-- Registers that a consumer of the backward needs: dK, dV, P, dP and a part of dQ, and what else there is.
+function kernel.hopper_backward_needed(problem, s)
+    local d, dv = head_dims(problem)
+    return (d + dv) // 2 + s.tile_q // 4 + s.tile_q // 2 + hopper_dq(problem, s) // 2 + HOPPER_OTHER_REGISTERS
+end
+
+-- Whether there is a hopper kernel of a problem's backward; else kernels of target mma take it.
+local HOPPER_BACKWARD_MOST_DIM = 128
+function kernel.hopper_backward(problem)
+    return not problem.score and not problem.deterministic and math.max(problem.d, problem.dv) <= HOPPER_BACKWARD_MOST_DIM
+end
+
 -- -- host --------------------------------------------------------------------------------------------------
 
 local host = {}
@@ -570,7 +677,10 @@ local LISTS = {
             return {mma.backward_delta, mma.backward_dkv, mma.backward_convert}
         end,
     },
-    hopper = {forward = function() return {hopper.forward} end},
+    hopper = {
+        forward = function() return {hopper.forward} end,
+        backward = function() return {hopper.backward_delta, hopper.backward_dkv, hopper.backward_convert} end,
+    },
     host = {
         forward = function() return {host.forward} end,
         backward = function() return {host.backward_delta, host.backward_dkv, host.backward_dq} end,
@@ -590,7 +700,7 @@ function kernel.list(problem, pass, target, s)
     end
     for _, make in ipairs(LISTS[target][pass](problem)) do
         local k = make(problem, s)
-        local workspace = pass == "backward" and backward_workspace(problem, target) or {}
+        local workspace = pass == "backward" and backward_workspace(problem, target, s) or {}
         if listed and k.walks then
             local regions = class_regions(problem, target, k.walks)
             if k.grid.persistent and not functions.uses(problem).even then
@@ -602,7 +712,7 @@ function kernel.list(problem, pass, target, s)
                 add(before, regions)
             end
             k.listed = true
-            if target == "mma" then k.calls.keys, k.calls.queries = nil, nil end
+            if target == "mma" or pass == "backward" then k.calls.keys, k.calls.queries = nil, nil end
             append(k.constants, {{"class_chunk", CLASS_CHUNK, "bytes: rows of classes are multiples of it"}})
             append(workspace, regions)
         end
@@ -612,6 +722,7 @@ function kernel.list(problem, pass, target, s)
 end
 
 function kernel.smem_bytes(problem, pass, target, s)
+    if target == "hopper" and pass == "backward" then return shared_total(hopper_backward_shared(problem, s)) end
     if target == "hopper" then return (select(2, hopper_bytes(problem, s))) end
     if target == "mma" then
         if pass == "forward" then return shared_total(mma_shared.forward(problem, s)) end

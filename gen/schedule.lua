@@ -44,6 +44,7 @@ local KEYS = {
             {"p_sets", "2: a product with P runs under the exponentials of the next tile, 1: before them", 1, 2},
             {"ping_pong", "1: warpgroups take turns in starting products, 0: each starts when it is ready", 0, 1},
         },
+        backward = {{"stages", "buffers of queries and dO", 2}},
     },
     host = {forward = {}, backward = {}},
 }
@@ -111,6 +112,13 @@ local SPACE = {
                                            q_registers = queries[2], p_sets = p_sets, ping_pong = 1}
                     end
                 end
+            end
+            return list
+        end,
+        backward = function()
+            local list = {}
+            for _, row in ipairs {{128, 3}, {128, 2}, {64, 2}, {64, 3}} do
+                list[#list + 1] = {tile_q = row[1], tile_k = 128, stages = row[2]}
             end
             return list
         end,
@@ -182,23 +190,37 @@ local RULES = {
         end},
     },
     hopper = {
-        {nil, function(s)
+        {"forward", function(s)
             if s.tile_q % 64 == 0 and s.tile_q >= 64 and s.tile_q <= 256 then return nil end
             return ("tile_q %d is not 64 to 256 in steps of 64, the rows of a warpgroup"):format(s.tile_q)
         end},
-        {nil, function(s)
+        {"forward", function(s)
             if s.tile_k % 16 == 0 and s.tile_k >= 16 and s.tile_k <= 256 then return nil end
             return ("tile_k %d is not a multiple of 16 up to 256"):format(s.tile_k)
         end},
-        {nil, function(s)
+        {"forward", function(s)
             if s.ping_pong == 0 or s.tile_q > 64 then return nil end
             return "ping_pong: tile_q 64 has one warpgroup, which has nobody to take turns with"
         end},
-        {nil, function(s, problem, pass)
+        {"forward", function(s, problem)
             local limit = kernel.hopper_registers(problem, s)[2]
             local needed = kernel.hopper_needed(problem, s)
             if needed <= limit then return nil end
             return ("needs about %d registers a thread, %d consumer warpgroups leave %d"):format(needed, s.tile_q // 64, limit)
+        end},
+        {"backward", function(s)
+            if s.tile_k == 128 and (s.tile_q == 64 or s.tile_q == 128) then return nil end
+            return ("tile=%dx%d is not 128x128 or 64x128: two warpgroups have 64 keys each"):format(s.tile_q, s.tile_k)
+        end},
+        {"backward", function(s, problem)
+            if (s.tile_q == 128) == (problem.d <= 64) then return nil end
+            return ("tile_q %d: with d=%d a warpgroup's part of dQ is %s"):format(s.tile_q, problem.d,
+                problem.d <= 64 and "64 of 128 queries" or "64 of 128 columns")
+        end},
+        {"backward", function(s, problem)
+            local needed = kernel.hopper_backward_needed(problem, s)
+            if needed <= 240 then return nil end
+            return ("needs about %d registers a thread, 2 consumer warpgroups leave 240"):format(needed)
         end},
         {nil, function(s, problem, pass, a)
             local bytes = kernel.smem_bytes(problem, pass, "hopper", s)
@@ -317,6 +339,11 @@ local function hopper_forward_cost(problem, s, _, lengths)
     return (visited / s.tile_k * tile + work) * rows / seq_q / seen / s.tile_q * 4096
 end
 
+-- The same of the backward: five products, and what a tile costs besides.
+local function hopper_backward_cost(problem, s)
+    return 64 * 64 * (3 * problem.d + 2 * problem.dv) / HOPPER_PRODUCTS + HOPPER_TILE * 4096 / (s.tile_q * s.tile_k)
+end
+
 -- What was the best of a sweep on an H200, in bursts and sustained, for head dims that many have: {most keys that a query
 -- sees, schedule}, without mask, with one, where queries see half of the keys or fewer, that as several spans of keys, and where a second
 -- set of P did not pay: beside the exponentials of a capped score. Kernels with two sets
@@ -384,7 +411,7 @@ end
 
 local COST = {
     mma = {forward = mma_forward_cost, backward = mma_backward_cost},
-    hopper = {forward = hopper_forward_cost},
+    hopper = {forward = hopper_forward_cost, backward = hopper_backward_cost},
     host = {
         forward = function(problem, s) return host_cost(problem, "forward", s) end,
         backward = function(problem, s) return host_cost(problem, "backward", s) end,

@@ -3,9 +3,11 @@
   wgmma.text{name=, comment=, columns=, dtype=, a=, b=, transposed=, first=} -> a macro and a CUDA function around the
       wgmma.m64n<columns>k16 of a product, which start it
     a           {"registers"}: four a step hold operand A
-                {"shared", offsets}: an operand in shared memory, with the offset of each step (parts/wgmma.cu)
+                {"shared", offsets}: an operand in shared memory, with the offset of each step (parts/wgmma.cu); transposed = true:
+                its rows lie contiguous, not its depth
     b           the offsets of operand B
     transposed  operand B lies with its columns contiguous (V), not its depth (K)
+    high        the upper word of descriptors, operand_high if nil
     first       the first step overwrites the accumulators, which are outputs alone and hold no registers before
 
 All steps are one `asm`: the compiler takes an eighth longer where each is one of its own, with all accumulators as its
@@ -30,6 +32,7 @@ function wgmma.text(p)
     local num_a = shared and 1 or 4 * steps
     local b, high = sums + num_a, sums + num_a + 1 -- numbers of operands
     local element = p.dtype == "bf16" and "bf16" or "f16"
+    local upper = p.high or "operand_high"
     local macro = p.name:upper() .. "_SUMS"
     local out = {"// " .. p.comment, "#define " .. macro .. " \\"}
     add_lines(out, sums, "%%%d", '    "{', '    "', ', " \\', '}"')
@@ -52,14 +55,14 @@ function wgmma.text(p)
         end
         out[#out + 1] = line .. '"'
         out[#out + 1] = ('        "wgmma.mma_async.sync.aligned.m64n%dk16.f32.%s.%s " %s ", %s, b, add, 1, 1, %s%d;%s"'):format(
-            p.columns, element, element, macro, a, shared and "0, " or "", p.transposed and 1 or 0, i == steps and "}" or "")
+            p.columns, element, element, macro, a, shared and (p.a.transposed and "1, " or "0, ") or "", p.transposed and 1 or 0, i == steps and "}" or "")
     end
     add_lines(out, sums, p.first and '"=f"(sum[%d])' or '"+f"(sum[%d])', "        : ", "          ", ",", "")
     if shared then
-        out[#out + 1] = '        : "r"(a), "r"(b), "r"(operand_high));'
+        out[#out + 1] = '        : "r"(a), "r"(b), "r"(' .. upper .. '));'
     else
         add_lines(out, num_a, '"r"(a[%d])', "        : ", "          ", ",", ",")
-        out[#out + 1] = '          "r"(b), "r"(operand_high));'
+        out[#out + 1] = '          "r"(b), "r"(' .. upper .. '));'
     end
     out[#out + 1] = "}"
     return table.concat(out, "\n")

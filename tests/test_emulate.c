@@ -50,17 +50,18 @@ static struct {
     unsigned max_blocks; /* of a launch: the kernels are persistent, any number will do */
     uint64_t seed;
     const char *from, *to; /* NULL, or what is replaced in the text of kernels that are compiled now */
+    const char *faulty;    /* the kernel that must have it */
     bool walks;            /* kernels write down which tiles they visit, and do nothing else */
     int num_libraries, num_launches;
     uint64_t loaded[NUM_SMS]; /* bytes, by the blocks of the last launch */
     char failure[2048]; /* of the last launch */
 } emulator;
 
-/* Replaces every `from`; there must be one. */
-static char *with_fault(const char *text) {
+/* Replaces every `from`; there must be one in the main kernel of a pass. */
+static char *with_fault(const char *text, const char *symbol) {
     size_t from_bytes = strlen(emulator.from), to_bytes = strlen(emulator.to), num = 0;
     for (const char *at = text; (at = strstr(at, emulator.from)); at += from_bytes) num++;
-    if (!num) fail_msg("the kernel has no `%s`", emulator.from);
+    if (!num && strcmp(symbol, emulator.faulty) == 0) fail_msg("the kernel has no `%s`", emulator.from);
     char *made = calloc(1, strlen(text) + num * to_bytes + 1), *end = made;
     for (const char *at; (at = strstr(text, emulator.from)); text = at + from_bytes) {
         end = mempcpy(end, text, (size_t)(at - text));
@@ -114,7 +115,7 @@ static char *with_walk_alone(const char *text, const char *symbol) {
 
 static void compile(module *m) {
     char path[PATH_BYTES], command[3 * PATH_BYTES];
-    char *text = emulator.from    ? with_fault(m->text)
+    char *text = emulator.from    ? with_fault(m->text, m->symbol)
                  : emulator.walks ? with_walk_alone(m->text, m->symbol)
                                   : strdup(m->text);
     lua_getfield(lua, LUA_REGISTRYINDEX, "translate");
@@ -278,7 +279,7 @@ typedef struct run {
     unsigned blocks;
     uint64_t seed;      /* of the inputs and of the order of threads */
     double spread;      /* of q and of k; 0 means 1 */
-    int num_not_finite; /* values of v that are NaN or infinite */
+    int num_not_finite; /* values of v that are NaN or infinite; of a backward: of hidden keys */
     loom__layout layout;
 } run;
 #define RUN(batch, heads_q, heads_kv, seq_q, seq_k, num_blocks, ...)                                         \
@@ -296,7 +297,7 @@ static loom_plan *plan_of(const char *problem, const char *schedule) {
     loom_error error = LOOM_ERROR_INIT;
     desc.problem = problem;
     desc.target = "hopper";
-    desc.schedule = schedule;
+    *(strstr(problem, " backward") ? &desc.schedule_backward : &desc.schedule) = schedule;
     desc.alignment = 16;
     if (loom_plan_create(context, &desc, &plan, &error))
         fail_msg("\"%s\": %s: %s", problem, error.field, error.text);
@@ -320,6 +321,10 @@ static loom__rig *rig_of(const loom_plan *plan, const run *r, int64_t q_start) {
     return rig;
 }
 
+static loom_pass last_pass(const loom__rig *rig) {
+    return rig->reference->backward ? LOOM_BACKWARD : LOOM_FORWARD;
+}
+
 /* NULL, or what went wrong. */
 static const char *launch(loom__rig *rig) {
     loom_error error = LOOM_ERROR_INIT;
@@ -327,6 +332,7 @@ static const char *launch(loom__rig *rig) {
     emulator.num_launches = 0;
     loom_status status = loom__rig_run(rig, LOOM_FORWARD, &error);
     if (!status && emulator.num_launches > 1) return "more than one kernel was launched";
+    if (!status && last_pass(rig) == LOOM_BACKWARD) status = loom__rig_run(rig, LOOM_BACKWARD, &error);
     if (!status) return NULL;
     if (!emulator.failure[0])
         snprintf(emulator.failure, sizeof emulator.failure, "%s: %.1900s", error.field, error.text);
@@ -351,6 +357,36 @@ static void spoil(loom__rig *rig, const loom_plan *plan, int num) {
     }
 }
 
+static bool is_seen(const loom__rig *rig, int64_t batch, int64_t head, int64_t row, int64_t col) {
+    const loom_shape *s = &rig->options.shape;
+    const loom__point point = {.shape = s,
+                               .params = rig->params,
+                               .q = (int32_t)(s->seq_k - s->seq_q + row),
+                               .k = (int32_t)col,
+                               .row = (int32_t)row,
+                               .col = (int32_t)col,
+                               .b = (int32_t)batch,
+                               .h = (int32_t)head,
+                               .hkv = (int32_t)(head / (s->heads_q / s->heads_kv))};
+    return loom__expression_value(rig->reference->mask, LOOM__ROUNDED, &point).i != 0;
+}
+
+/* Keys that no query sees, which are not finite: gradients are, all of them. */
+static void spoil_hidden_keys(loom__rig *rig, int num) {
+    const loom_shape *shape = &rig->options.shape;
+    int left = num;
+    for (int64_t key = 0; key < shape->seq_k && left > 0; key++) {
+        bool seen = false;
+        for (int64_t head = 0; head < shape->heads_q; head++)
+            for (int64_t row = 0; row < shape->seq_q; row++) seen = seen || is_seen(rig, 0, head, row, key);
+        if (seen) continue;
+        loom__rig_set(rig, LOOM__RIG_K, 0, key, left % shape->heads_kv, (key * 29) % rig->reference->d,
+                      left % 2 ? NAN : INFINITY);
+        left--;
+    }
+    if (left) fail_msg("%d keys are seen by a query", left);
+}
+
 /* Infinities count as NaN: kernels may answer either. */
 static void infinities_to_nan(loom__rig *rig, loom__rig_name name) {
     const loom__rig_tensor *t = &rig->tensors[name];
@@ -368,14 +404,18 @@ static const char *failure_of(const loom_plan *plan, const run *r) {
     loom_error error = LOOM_ERROR_INIT;
     loom__rig_report report = {.fine = false};
     loom__rig *rig = rig_of(plan, r, LOOM_DEFAULT_START);
-    spoil(rig, plan, r->num_not_finite);
+    if (last_pass(rig) == LOOM_BACKWARD) {
+        spoil_hidden_keys(rig, r->num_not_finite);
+    } else {
+        spoil(rig, plan, r->num_not_finite);
+    }
     const char *failure = launch(rig);
     if (!failure) {
         if (r->num_not_finite) {
             infinities_to_nan(rig, LOOM__RIG_V);
             infinities_to_nan(rig, LOOM__RIG_O);
         }
-        if (loom__rig_compare(rig, LOOM_FORWARD, &report, &error))
+        if (loom__rig_compare(rig, last_pass(rig), &report, &error))
             fail_msg("%s: %s", error.field, error.text);
         loom__rig_explain(&report, text, sizeof text);
         failure = report.fine ? NULL : text;
@@ -478,6 +518,14 @@ static const kernel KERNELS[] = {
      "params={g: f32[seq_k]}",
      NULL,
      {RUN(1, 2, 1, 130, 200, 1, 1)}},
+    /* Backward. */
+    {"bf16 d=128 backward", NULL, {RUN(1, 2, 1, 200, 130, 1, 1), RUN(1, 1, 1, 64, 0, 1, 2), RUN(1, 1, 1, 1, 1, 1, 3)}},
+    {"fp16 d=72:40 causal backward", NULL, {RUN(2, 2, 2, 130, 260, 1, 1, .layout = LOOM__LAYOUT_PADDED)}},
+    {"bf16 d=128 causal backward", "tile=64x128 stages=3", {RUN(1, 4, 2, 150, 140, 1, 4), RUN(1, 1, 1, 200, 130, 1, 5, .spread = 20)}},
+    {"bf16 d=64 mask={k % 7 != 3 & window(70, 9)} backward", "tile=128x128 stages=2",
+     {RUN(1, 2, 1, 260, 260, 1, 6, .num_not_finite = 20)}},
+    {"bf16 d=64 mask={k != 100 & k <= q} backward", NULL, {RUN(1, 2, 1, 260, 200, 1, 7, .num_not_finite = 1)}},
+    {"bf16 d=16 mask={doc[q] == doc[k] & h != 1} params={doc: i32[seq_k]} backward", NULL, {RUN(1, 2, 1, 300, 300, 1, 8)}},
 };
 
 /* What takes longer, and other schedules. */
@@ -541,6 +589,10 @@ static const kernel SLOW_KERNELS[] = {
     {"fp16 d=64 score={alibi(slopes)} mask={causal} params={slopes: f32[heads_q]}",
      NULL,
      {RUN(2, 4, 2, 200, 230, 3, 5, .num_not_finite = 3)}},
+    {"bf16 d=128 backward", NULL, {RUN(1, 2, 1, 400, 300, 1, 1), RUN(2, 2, 2, 130, 500, 1, 2, .spread = 6)}},
+    {"bf16 d=64 causal backward", NULL, {RUN(1, 4, 2, 400, 413, 1, 1), RUN(1, 1, 1, 700, 300, 1, 2, .spread = 30)}},
+    {"fp16 d=128 mask={longformer(40, 20)} backward", NULL, {RUN(1, 2, 1, 400, 413, 1, 1)}},
+    {"bf16 d=96 mask={(q / 64 + k / 32) % 3 != 1 & k % 50 != 9} backward", NULL, {RUN(1, 2, 1, 300, 413, 1, 1, .num_not_finite = 5)}},
 };
 
 static void check_kernel(const kernel *k, uint64_t more_seed) {
@@ -639,20 +691,6 @@ typedef struct walk_case {
     const char *problem;
     bool exact; /* no tile is visited or partial that need not be */
 } walk_case;
-
-static bool is_seen(const loom__rig *rig, int64_t batch, int64_t head, int64_t row, int64_t col) {
-    const loom_shape *s = &rig->options.shape;
-    const loom__point point = {.shape = s,
-                               .params = rig->params,
-                               .q = (int32_t)(s->seq_k - s->seq_q + row),
-                               .k = (int32_t)col,
-                               .row = (int32_t)row,
-                               .col = (int32_t)col,
-                               .b = (int32_t)batch,
-                               .h = (int32_t)head,
-                               .hkv = (int32_t)(head / (s->heads_q / s->heads_kv))};
-    return loom__expression_value(rig->reference->mask, LOOM__ROUNDED, &point).i != 0;
-}
 
 /* Holds what the blocks of a kernel wrote to the mask. own, other: rows of tiles on the kernel's side and on
  * the one it walks. */
@@ -859,9 +897,10 @@ static void rows_keep_their_bits_beside_others(void **state) {
 
 /* -- Faults ------------------------------------------------------------------------------------------- */
 
+#define BACKWARD "bf16 d=64 mask={k % 50 != 9 & k <= q} backward"
 static const struct {
     const char *what, *from, *to;
-    const char *problem; /* NULL: a causal mask */
+    const char *problem; /* NULL: a causal mask; of a backward, its kernel is the one */
 } FAULTS[] = {
     {"keys are loaded before the stage is empty",
      "barrier_wait(bar_k_empty(smem, stage.index), stage.parity);", "", NULL},
@@ -884,6 +923,16 @@ static const struct {
     {"what a work spoils is spoilt in the next", "if (word < 8) consumer->spoilt[word] = 0;", "", NULL},
     {"two sets of P are one", "full_tile(o, p_other, p, ", "full_tile(o, p, p, ", NULL},
     {"tanh of what is not near 0 is taken as if it were", "bits >= cap->limit", "bits == 1", "bf16 d=64 score={softcap(3)}"},
+    {"queries of the backward are overwritten while they are read", "barrier_wait(bar_q_empty(smem, stage.index), stage.parity);", "", BACKWARD},
+    {"dO is overwritten while it is read", "barrier_wait(bar_dout_empty(smem, stage.index), stage.parity);", "", BACKWARD},
+    {"queries of the backward are read before they have come", "barrier_wait(bar_q_full(smem, at), stage->parity);", ";", BACKWARD},
+    {"dO is read before it has come", "barrier_wait(bar_dout_full(smem, at), stage->parity);", "", BACKWARD},
+    {"dS is read before it is whole",
+     "barrier_wait(bar_ds_full(consumer->smem, buffer_of(before->nth)), parity_of(before->nth));", "", BACKWARD},
+    {"dS is overwritten while it is read", "int buffer_of(int nth) { return nth & 1; }", "int buffer_of(int nth) { return 0; }", BACKWARD},
+    {"dV overwrites dO while it is read", "asm volatile(\"barrier.cta.sync %0, 256;\" ::\"r\"(1) : \"memory\");", "", BACKWARD},
+    {"D is not subtracted", "in_three(-x[i])", "in_three(0 * x[i])", BACKWARD},
+    {"an infinite key meets a dS of 0", "if (!__any_sync(~0u, found.x | found.y)) return false;", "return false;", BACKWARD},
     {"a score is in other units", "consumer.to_log2 = score_unit(args) * log2_e;", "consumer.to_log2 = log2_e;",
      "bf16 d=64 score={alibi(0.1)}"},
 };
@@ -895,15 +944,19 @@ static void faults_are_found(void **state) {
     run runs[] = {RUN(1, 2, 1, 300, 600, 1, 1, .num_not_finite = 9),
                   RUN(1, 8, 1, 300, 20, 1, 1, .num_not_finite = 9),
                   RUN(1, 2, 1, 128, 128, 1, 1, .num_not_finite = 3)}; /* long works, short ones, one of each class */
+    run backward_runs[] = {RUN(1, 2, 1, 520, 130, 1, 1, .num_not_finite = 1), RUN(1, 1, 1, 300, 300, 1, 1, .num_not_finite = 3)};
     for (size_t i = 0; i < COUNT(FAULTS); i++) {
-        loom_plan *plan = plan_of(FAULTS[i].problem ? FAULTS[i].problem : "bf16 d=64 causal",
-                                  "tile=128x64 stages=2 q_buffers=1 q_registers=0 p_sets=2 ping_pong=1");
+        const char *problem = FAULTS[i].problem ? FAULTS[i].problem : "bf16 d=64 causal";
+        loom_plan *plan = plan_of(problem, strstr(problem, " backward")
+                                               ? "tile=128x128 stages=2"
+                                               : "tile=128x64 stages=2 q_buffers=1 q_registers=0 p_sets=2 ping_pong=1");
+        emulator.faulty = strstr(problem, " backward") ? "attnloom_backward_dkv" : "attnloom_forward";
         emulator.from = FAULTS[i].from;
         emulator.to = FAULTS[i].to;
         const char *failure = NULL;
         uint64_t seed = 0;
         while (!failure && seed++ < NUM_TRIES) {
-            run *r = &runs[seed % COUNT(runs)];
+            run *r = strstr(problem, " backward") ? &backward_runs[seed % COUNT(backward_runs)] : &runs[seed % COUNT(runs)];
             r->seed = seed;
             failure = failure_of(plan, r);
         }
@@ -930,6 +983,7 @@ static void a_row_that_notices_is_found(void **state) {
         {4, "fabsf(x) < tanh_near ? tanh_of_near(x) : fast_tanh(x)", "fast_tanh(x)"},
     };
     for (size_t i = 0; i < COUNT(NOTICED); i++) {
+        emulator.faulty = "attnloom_forward";
         emulator.from = NOTICED[i].from;
         emulator.to = NOTICED[i].to;
         int num = rows_that_notice(NOTICED[i].problem);

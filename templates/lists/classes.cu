@@ -1,7 +1,7 @@
 //@ local over_keys = other.name == "keys"
-//@ -- Spans of keys, or of queries: the mask has nothing else, or, for target hopper, a rest, see interval.bounds.
+//@ -- Spans of keys, or of queries: the mask has nothing else, or a rest, see interval.bounds.
 //@ local has_rest = walk ~= "range"
-//@ local has_spans = not has_rest or bounds and k.target == "hopper"
+//@ local has_spans = not has_rest or bounds and k.calls.bounds
 //@ text(header)
 
 //@ text(constants)

@@ -49,8 +49,9 @@ extern "C" __global__ void __launch_bounds__(threads) ${symbol}(const __grid_con
 //@ if not deterministic then
 
     // [2] clear the sum of dQ
-    const int rows = min(tile_q, work.seq_q - work.tile * tile_q);
-    float4 *to = (float4 *)(args.dq_sum + (head * work.seq_q + work.tile * tile_q) * depth_qk);
-    for (int i = threadIdx.x; i < rows * depth_qk / 4; i += threads) to[i] = float4{0, 0, 0, 0};
+    const int first = work.tile * tile_q, end = (work.seq_q + sum_tile - 1) / sum_tile * sum_tile;
+    const int rows = first + tile_q < work.seq_q ? tile_q : end - first;
+    float4 *to = (float4 *)(args.dq_sum + (head * end + first) * sum_columns);
+    for (int i = threadIdx.x; i < rows * sum_columns / 4; i += threads) to[i] = float4{0, 0, 0, 0};
 //@ end
 }

@@ -10,7 +10,7 @@ constexpr float log2_e = 1.44269504f;
 
 //@ text(functions)
 
-//@ part("walk")
+//@ part("walk_block")
 
 //@ part("pack")
 

@@ -11,7 +11,7 @@ constexpr float slack = 8;  // a row's reference may lie this far (in powers of 
 
 //@ text(functions)
 
-//@ part("walk")
+//@ part("walk_block")
 
 //@ part("pack")
 

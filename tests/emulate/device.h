@@ -37,6 +37,9 @@ static inline float __fdiv_rn(float a, float b) { return a / b; }
 static inline float __fadd_rn(float a, float b) { return a + b; }
 static inline float __fdividef(float a, float b) { return a / b; }
 struct int4 { int x, y, z, w; };
+struct uint2 { unsigned x, y; };
+struct uint4 { unsigned x, y, z, w; };
+struct float4 { float x, y, z, w; };
 struct longlong2 { long long x, y; };
 struct uchar4 { unsigned char x, y, z, w; };
 template <class T> static inline T __ldg(const T *at) { return *at; }
@@ -71,6 +74,15 @@ static inline void ptx_rcp(float &y, float x) { y = flushed(1 / flushed(x)); }
 static inline void ptx_tanh(float &y, float x) { y = tanhf(x); }
 static inline void ptx_pack_bf16(unsigned &pair, float hi, float lo) { pair = emu_pack(lo, hi, 1); }
 static inline void ptx_pack_fp16(unsigned &pair, float hi, float lo) { pair = emu_pack(lo, hi, 0); }
+static inline void ptx_fp16_to_float(float &x, unsigned short half) { x = emu_fp16(half); }
+static inline void ptx_unpack_fp16(float &lo, float &hi, unsigned pair) {
+    lo = emu_fp16(pair & 0xffff);
+    hi = emu_fp16(pair >> 16);
+}
+// 0xffff in place of each half that is negative.
+static inline void ptx_signs_of_halves(unsigned &signs, unsigned pair) {
+    signs = (pair & 0x8000 ? 0xffffu : 0) | (pair & 0x80000000u ? 0xffff0000u : 0);
+}
 static inline unsigned long long ptx_words(unsigned lo, unsigned hi) { return (unsigned long long)hi << 32 | lo; }
 
 // x * 0 + sum of two halves, where sum is zero or NaN: NaN from the first x on that is not finite.
@@ -182,6 +194,12 @@ static inline void ptx_store_4_words(unsigned short *to, unsigned x, unsigned y,
     const unsigned words[4] = {x, y, z, w};
     if ((uintptr_t)to % 16) emu_fail("16 bytes are stored at %p", (void *)to);
     memcpy(to, words, 16);
+}
+
+static inline void ptx_add_4_floats(float *to, float x, float y, float z, float w) {
+    const float more[4] = {x, y, z, w};
+    if ((uintptr_t)to % 16) emu_fail("16 bytes are added to at %p", (void *)to);
+    for (int i = 0; i < 4; ++i) to[i] += more[i];
 }
 
 static inline void ptx_arrive(unsigned barrier) { emu_barrier_arrive(barrier, 0); }

@@ -43,7 +43,7 @@ typedef struct fiber {
 
 typedef struct product {
     int n;
-    bool is_bf16, adds, b_transposed;
+    bool is_bf16, adds, a_transposed, b_transposed;
     float *sum[LANES];
     const unsigned *a[LANES]; /* NULL: by descriptor */
     uint64_t a_descriptor, b_descriptor;
@@ -358,9 +358,12 @@ unsigned emu_pack(float lo, float hi, int is_bf16) {
 
 int emu_is_finite(unsigned half, int is_bf16) { return isfinite(value_of(half, is_bf16)) != 0; }
 
-/* Element (i, k) of an operand in shared memory, swizzled by 128 bytes; i counts rows of A or columns of B.
- * False where it is outside. */
+float emu_fp16(unsigned half) { return value_of(half, false); }
+
+/* Element (i, k) of an operand in shared memory, swizzled by 128 bytes, or not at all with its depth
+ * contiguous; i counts rows of A or columns of B. False where it is outside. */
 static bool operand(uint64_t descriptor, int i, int k, bool transposed, bool is_bf16, float *value) {
+    enum { NOT_SWIZZLED, SWIZZLED_128 };
     unsigned address = (descriptor & 0x3fff) << 4;
     unsigned leading = (descriptor >> 16 & 0x3fff) << 4, stride = (descriptor >> 32 & 0x3fff) << 4;
     unsigned at = transposed
@@ -368,7 +371,13 @@ static bool operand(uint64_t descriptor, int i, int k, bool transposed, bool is_
                             (unsigned)k % 8 * BOX_BYTES + (unsigned)i % 64 * 2
                       : address + (unsigned)i / 8 * stride + (unsigned)i % 8 * BOX_BYTES + (unsigned)k * 2;
     at ^= (at >> 7 & 7) << 4;
-    if (at + 2 > launch->smem_bytes || descriptor >> 62 != 1) return false;
+    if (descriptor >> 62 == NOT_SWIZZLED) {
+        if (transposed) return false;
+        at = address + (unsigned)i / 8 * stride + (unsigned)i % 8 * 16 + (unsigned)k / 8 * leading + (unsigned)k % 8 * 2;
+    } else if (descriptor >> 62 != SWIZZLED_128) {
+        return false;
+    }
+    if (at + 2 > launch->smem_bytes) return false;
     uint16_t half;
     memcpy(&half, emu_shared + at, 2);
     *value = value_of(half, is_bf16);
@@ -391,11 +400,11 @@ static void multiply(const product *p, unsigned warp_index) {
     }
     for (int row = 0; row < 16 && !p->a[0]; row++)
         for (int k = 0; k < 16; k++)
-            is_inside = operand(p->a_descriptor, 16 * (int)(warp_index % 4) + row, k, false, p->is_bf16,
+            is_inside = operand(p->a_descriptor, 16 * (int)(warp_index % 4) + row, k, p->a_transposed, p->is_bf16,
                                 &a[row][k]) &&
                         is_inside;
     if (!is_inside) {
-        emu_fail("an operand of wgmma is outside of shared memory, or not swizzled by 128 bytes");
+        emu_fail("an operand of wgmma is outside of shared memory, or swizzled in a way that is not known");
     }
     for (int lane = 0; lane < LANES; lane++) {
         for (int i = 0; i < p->n / 2; i++) {
@@ -421,12 +430,13 @@ static void queue_product(warp *w) {
 }
 
 void emu_wgmma(int n, int is_bf16, int adds, float *sum, const unsigned *a, uint64_t a_descriptor,
-               uint64_t b_descriptor, int b_transposed) {
+               uint64_t b_descriptor, int a_transposed, int b_transposed) {
     warp *w = this_warp();
     unsigned lane = this_lane();
     w->now.n = n;
     w->now.is_bf16 = is_bf16;
     w->now.adds = adds;
+    w->now.a_transposed = a_transposed;
     w->now.b_transposed = b_transposed;
     w->now.a_descriptor = a_descriptor;
     w->now.b_descriptor = b_descriptor;

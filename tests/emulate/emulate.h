@@ -75,12 +75,13 @@ EMU_API void emu_stores_wait(void);
 
 /* sum: n / 2 floats of the lane. a: 4 registers of the lane, or NULL and a descriptor. */
 EMU_API void emu_wgmma(int n, int is_bf16, int adds, float *sum, const unsigned *a, uint64_t a_descriptor,
-                       uint64_t b_descriptor, int b_transposed);
+                       uint64_t b_descriptor, int a_transposed, int b_transposed);
 EMU_API void emu_wgmma_fence(void);
 EMU_API void emu_wgmma_commit(void);
 EMU_API void emu_wgmma_wait(int groups);
 
 EMU_API unsigned emu_pack(float lo, float hi, int is_bf16);
+EMU_API float emu_fp16(unsigned half);
 EMU_API int emu_is_finite(unsigned half, int is_bf16);
 
 #ifdef __cplusplus

@@ -36,6 +36,11 @@ local CALLS = {
     {"st.shared.b32", "ptx_store_word($*);"},
     {"red.shared.or.b32", "ptx_or_word($*);"},
     {"st.global.v4.b32", "ptx_store_4_words($*);"},
+    {"red.relaxed.gpu.global.add.v4.f32", "ptx_add_4_floats($*);"},
+    {"cvt.f32.f16 %0, l", "ptx_unpack_fp16($*);"},
+    {"cvt.f32.f16 %0, %1", "ptx_fp16_to_float($*);"},
+    {"mov.b32 %0, %1", "$1 = $2;"},
+    {"prmt.b32 %0, %1, 0, 0xbb99", "ptx_signs_of_halves($*);"},
     {"fma.rn.bf16x2 %0, %1, %2, %0", "ptx_zero_fma_bf16($*);"},
     {"fma.rn.f16x2 %0, %1, %2, %0", "ptx_zero_fma_fp16($*);"},
 }
@@ -102,10 +107,12 @@ local function wgmma(text, operands)
         if before:find("setp.eq.b32 add, 0, 0;", 1, true) then adds = 1 end
         if before:find("setp.ne.b32 add, 0, 0;", 1, true) then adds = 0 end
         local first = a:match("^{%%(%d+), %%%d+, %%%d+, %%%d+}$")
-        if not adds or not (first or a == "a") or transposed:match("^0, ") and first then error("wgmma of another form: " .. text) end
-        calls[#calls + 1] = ("emu_wgmma(%d, %d, %d, %s, %s, %s, %s);"):format(n, dtype == "bf16" and 1 or 0, adds,
+        local transposed_a, transposed_b = transposed:match("^([01]), ([01])$")
+        if first then transposed_a, transposed_b = "0", transposed:match("^[01]$") end
+        if not adds or not (first or a == "a") or not transposed_b then error("wgmma of another form: " .. text) end
+        calls[#calls + 1] = ("emu_wgmma(%d, %d, %d, %s, %s, %s, %s, %s);"):format(n, dtype == "bf16" and 1 or 0, adds,
             array_of(operands, 1, sums), first and array_of(operands, first + 1, first + 4) .. ", 0" or "nullptr, " .. descriptor(before, "a"),
-            descriptor(before, "b"), transposed:match("%d$"))
+            descriptor(before, "b"), transposed_a, transposed_b)
     end
     local _, num = text:gsub("wgmma%.mma_async", "")
     if #calls ~= num then error("wgmma of another form: " .. text) end

@@ -8,7 +8,7 @@ static __device__ __forceinline__ void load_box(unsigned smem, const LoomMap *ma
         ::"r"(smem), "l"(map), "r"(column), "r"(row), "r"(0), "r"(head), "r"(batch), "r"(barrier) : "memory");
 }
 
-//@ if c.o_shared == 1 then
+//@ if c.o_shared == 1 or k.pass == "backward" then
 static __device__ __forceinline__ void store_box(const LoomMap *map, unsigned smem, int column, int row, int head, int batch) {
     asm volatile("cp.async.bulk.tensor.5d.global.shared::cta.bulk_group [%0, {%1, %2, %3, %4, %5}], [%6];"
                  ::"l"(map), "r"(column), "r"(row), "r"(0), "r"(head), "r"(batch), "r"(smem) : "memory");

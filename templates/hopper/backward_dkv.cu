@@ -1,0 +1,741 @@
+//@ local two_tiles = c.tile_q == 128  -- of 64 queries: a warpgroup makes dQ of one of them; else of half of the columns
+//@ text(header)
+
+//@ text(constants)
+constexpr float log2_e = 1.44269504f;
+constexpr float weight_log2 = 14, weight_unit = 16384;  // P is kept in fp16 and 2^14 times as large: also small weights are exact there
+//@ if dtype == "bf16" then
+constexpr float of_sums = weight_unit;  // dK, dV and dQ are summed up as many times as large
+//@ else
+constexpr float of_sums = 1;  // dK, dV and dQ are summed up as many times as large: in fp16 dS has no room
+//@ end
+constexpr float most_exact = 4096;  // |LSE| in powers of 2; above, it is subtracted from S after the scale has multiplied
+
+//@ text(arguments)
+
+//@ part("place", {of = "keys"})
+
+//@ if listed then
+//@ part("listed")
+
+//@ end
+// x, which is the same in all lanes, in a register of the uniform datapath. An operand there costs no read of the register
+// file, which products under way use too.
+static __device__ __forceinline__ int uniform(int x) { return __reduce_max_sync(~0u, x); }
+
+//@ text(functions)
+
+//@ part("barrier")
+
+//@ part("tma")
+
+//@ part("walk_block")
+
+//@ part("wgmma")
+
+//@ -- Offsets of an operand's steps of 16: along its columns, in chunks of 64 with so many rows, or else down its rows.
+//@ local function offsets(depth, chunk_rows)
+//@     local list = {}
+//@     for i = 0, depth // 16 - 1 do list[i + 1] = chunk_rows and i // 4 * (chunk_rows * 8) + i % 4 * 2 or i * 128 end
+//@     return list
+//@ end
+//@ text(wgmma{name = "multiply_kq", comment = "Starts s = K Q^T of a warpgroup.", columns = c.tile_q, dtype = dtype, first = true,
+//@            a = {"shared", offsets(c.depth_qk, c.tile_k)}, b = offsets(c.depth_qk, c.tile_q)})
+
+//@ text(wgmma{name = "multiply_vdo", comment = "Starts dp = V dO^T of a warpgroup.", columns = c.tile_q, dtype = dtype, first = true,
+//@            a = {"shared", offsets(c.depth_v, c.tile_k)}, b = offsets(c.depth_v, c.tile_q)})
+
+// The upper word of a descriptor without swizzle: 8 rows are 128 bytes. Their second halves are the first ones again, times 0.
+constexpr unsigned of_columns_high = 128 >> 4;
+
+//@ text(wgmma{name = "add_of_columns", comment = "Starts sum += what is known of each column: three bf16 that add up to it, times 1.",
+//@            columns = c.tile_q, dtype = "bf16", a = {"registers"}, b = {0}, high = "of_columns_high"})
+
+//@ text(wgmma{name = "multiply_pdo", comment = "Starts dv += P^T dO of a warpgroup.", columns = c.depth_v, dtype = dtype, transposed = true,
+//@            a = {"registers"}, b = offsets(c.tile_q)})
+
+//@ text(wgmma{name = "multiply_dsq", comment = "Starts dk += dS^T Q of a warpgroup.", columns = c.depth_qk, dtype = dtype, transposed = true,
+//@            a = {"registers"}, b = offsets(c.tile_q)})
+
+//@ text(wgmma{name = "multiply_dsk", comment = "Starts dq = dS K, a warpgroup's part.", columns = c.dq_columns, dtype = dtype, transposed = true, first = true,
+//@            a = {"shared", offsets(c.tile_k), transposed = true}, b = offsets(c.tile_k)})
+
+//@ part("pack")
+
+//@ part("exp2")
+
+// Two weights in fp16, and back.
+static __device__ __forceinline__ unsigned pack_weights(float lo, float hi) {
+    unsigned pair;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(hi), "f"(lo));
+    return pair;
+}
+
+static __device__ __forceinline__ void unpack_weights(unsigned pair, float *lo, float *hi) {
+    float x, y;
+    asm("{.reg .f16 l, h; mov.b32 {l, h}, %2; cvt.f32.f16 %0, l; cvt.f32.f16 %1, h;}" : "=f"(x), "=f"(y) : "r"(pair));
+    *lo = x;
+    *hi = y;
+}
+
+//@ if has_mask then
+// 0xffff in each half of a pair of weights that is not 0; weights are not negative.
+static __device__ __forceinline__ unsigned where_weighted(unsigned pair) {
+    unsigned halves;
+    asm("prmt.b32 %0, %1, 0, 0xbb99;" : "=r"(halves) : "r"(pair + 0x7fff7fffu));  // each byte the sign of its half
+    return halves;
+}
+
+//@ part("element")
+
+//@ end
+// A word of shared memory in lane 0, the lane that tells when the word may be overwritten; 0 in the others. from_lane_0 gives
+// it to all, by another instruction than uniform: with one for both, operands leave the uniform datapath (nvrtc 13.0).
+static __device__ __forceinline__ unsigned in_lane_0(const volatile unsigned *word) { return threadIdx.x % 32 == 0 ? *word : 0; }
+static __device__ __forceinline__ unsigned from_lane_0(unsigned x) { return __reduce_or_sync(~0u, x); }
+
+// What is told of a tile of queries with it.
+typedef struct Tile {
+    unsigned what;
+    unsigned place;  // among those of all heads
+    unsigned index;  // among those of its head
+    unsigned head;
+} Tile;
+constexpr unsigned is_full = 1, next_is_full = 2, is_last = 4, is_none = 8;
+
+// What goes with the queries and dO of a stage: 16 bytes a row, of which wgmma reads the first three as bf16.
+typedef struct Statistics {
+    uint4 lse[tile_q], delta[tile_q];  // in units of S, and D; negative
+    float exact_lse[tile_q];
+    unsigned is_large, unused[3];      // an LSE is large: the scale multiplies before exact_lse is subtracted
+} Statistics;
+
+// A stage of the ring of queries and dO, and the parity of the present round.
+typedef struct Stage {
+    int index, parity;
+} Stage;
+
+static __device__ __forceinline__ void stage_next(Stage *stage) {
+    stage->index = stage->index + 1 == stages ? 0 : stage->index + 1;
+    stage->parity ^= stage->index == 0;
+}
+
+static __device__ __forceinline__ unsigned bar_q_full(unsigned smem, int stage) { return smem + smem_barriers + 8 * stage; }
+static __device__ __forceinline__ unsigned bar_q_empty(unsigned smem, int stage) { return bar_q_full(smem, stage) + 8 * stages; }
+static __device__ __forceinline__ unsigned bar_dout_full(unsigned smem, int stage) { return bar_q_full(smem, stage) + 16 * stages; }
+static __device__ __forceinline__ unsigned bar_dout_empty(unsigned smem, int stage) { return bar_q_full(smem, stage) + 24 * stages; }
+static __device__ __forceinline__ unsigned bar_ds_full(unsigned smem, int buffer) { return bar_q_full(smem, 4 * stages) + 8 * buffer; }
+static __device__ __forceinline__ unsigned bar_k_full(unsigned smem) { return bar_q_full(smem, 4 * stages) + 16; }
+static __device__ __forceinline__ unsigned bar_v_full(unsigned smem) { return bar_k_full(smem) + 8; }
+static __device__ __forceinline__ unsigned bar_told(unsigned smem) { return bar_k_full(smem) + 16; }  // the first tile
+
+//@ if even then
+// The work of a block. Tiles of one head follow each other, so that they share its queries in the L2 cache.
+//@ else
+// The work of a block. Few heads at a time, so that their dQ stays in the L2 cache; of these the tiles that take longest first.
+//@ end
+static __device__ __forceinline__ Work work_of(const LoomArgs *args, unsigned block) {
+    const int tiles = (args->seq_k + tile_k - 1) / tile_k;
+//@ if even then
+    const int head = block / tiles, row = block - head * tiles;
+//@ else
+    const int list = block / (list_heads * tiles), first = list * list_heads, present = min(list_heads, args->batch * args->heads_kv - first);
+    const int place = block - first * tiles, row = place / present, head = first + place - row * present;
+//@ end
+    const int batch = head / args->heads_kv, head_kv = head - batch * args->heads_kv;
+    Work work = {batch, head_kv * args->group, head_kv, row, args->seq_q, args->seq_k, args->q_start, args->k_start};
+//@ if listed and not even then
+    work.tile = tile_at(args, mask_of(args, batch, work.head), row);
+//@ end
+    return work;
+}
+
+// -- Loader and tellers: warps, which take the same way through the tiles ----------------------------------------
+
+// The tiles of queries that see the block's keys, of one head of the group after another.
+typedef struct Way {
+    Work work;  // of the head of `tile`
+    Walk walk;
+    int tile, head_end;
+    bool full;  // all of the tile's queries see all keys
+} Way;
+
+// To the next tile; false: there is none.
+static __device__ __forceinline__ bool way_next(const LoomArgs *args, Way *way) {
+    way->tile = walk_next(args, &way->work, &way->walk, &way->full);
+    while (way->tile == way->walk.end && ++way->work.head < way->head_end) {
+        way->walk = walk_begin(args, &way->work);
+        way->tile = walk_next(args, &way->work, &way->walk, &way->full);
+    }
+    return way->work.head < way->head_end;
+}
+
+static __device__ __forceinline__ Way way_of(const LoomArgs *args, const Work *work) {
+    Way way;
+    way.work = *work;
+    way.walk = walk_begin(args, work);
+    way.head_end = work->head + args->group;
+    return way;
+}
+
+static __device__ __forceinline__ void load(const LoomArgs *args, const Work *work, unsigned smem, Tile *tiles) {
+    const bool leader = threadIdx.x % 32 == 0;
+    Way way = way_of(args, work);
+    bool more = way_next(args, &way);
+    if (leader) {
+        tiles[0].what = more ? 0 : is_none;
+        tiles[0].index = way.tile;
+        tiles[0].head = way.work.head;
+        barrier_arrive(bar_told(smem));
+    }
+    if (leader && more) {
+        barrier_expect(bar_k_full(smem), k_bytes);
+#pragma unroll
+        for (int i = 0; i < loads_qk; ++i) {
+            load_box(smem + smem_k + i * tile_k * 128, &args->k_map, 64 * i, work->tile * tile_k, work->head_kv, work->batch, bar_k_full(smem));
+        }
+        barrier_expect(bar_v_full(smem), v_bytes);
+#pragma unroll
+        for (int i = 0; i < loads_v; ++i) {
+            load_box(smem + smem_v + i * tile_k * 128, &args->v_map, 64 * i, work->tile * tile_k, work->head_kv, work->batch, bar_v_full(smem));
+        }
+    }
+    const unsigned tiles_q = (work->seq_q + tile_q - 1) / tile_q;
+    for (Stage stage = {0, 1}; more; stage_next(&stage)) {
+        const int tile = way.tile, head = way.work.head;
+        const unsigned full = way.full ? is_full : 0;
+        more = way_next(args, &way);
+        if (!leader) continue;
+        const Tile told = {full | (!more ? is_last : way.full ? next_is_full : 0), (work->batch * args->heads_q + head) * tiles_q + tile, (unsigned)tile, (unsigned)head};
+        barrier_wait(bar_q_empty(smem, stage.index), stage.parity);
+        tiles[stage.index] = told;
+        barrier_expect(bar_q_full(smem, stage.index), q_bytes);
+#pragma unroll
+        for (int i = 0; i < loads_qk; ++i) {
+            load_box(smem + smem_q + stage.index * q_bytes + i * tile_q * 128, &args->q_map, 64 * i, tile * tile_q, head, work->batch,
+                     bar_q_full(smem, stage.index));
+        }
+        barrier_wait(bar_dout_empty(smem, stage.index), stage.parity);
+        barrier_expect(bar_dout_full(smem, stage.index), dout_bytes);
+#pragma unroll
+        for (int i = 0; i < loads_v; ++i) {
+            load_box(smem + smem_dout + stage.index * dout_bytes + i * tile_q * 128, &args->dout_map, 64 * i, tile * tile_q, head, work->batch,
+                     bar_dout_full(smem, stage.index));
+        }
+    }
+}
+
+// Three bf16 whose sum is x to 24 bits, and zeros.
+static __device__ __forceinline__ uint4 in_three(float x) {
+    const unsigned hi = __float_as_uint(x) & 0xffff0000;
+    const float rest = x - __uint_as_float(hi);
+    const unsigned mid = __float_as_uint(rest) & 0xffff0000;
+    const float last = rest - __uint_as_float(mid);
+    return uint4{hi >> 16 | mid, __float_as_uint(last) >> 16, 0, 0};
+}
+
+// Tells LSE of the rows of each tile, or D: goes with the queries, or with dO.
+template <bool of_lse> static __device__ __forceinline__ void tell(const LoomArgs *args, const Work *work, unsigned smem, Statistics *statistics) {
+    constexpr int rows = tile_q / 32;  // of a lane
+    const int lane = threadIdx.x % 32;
+    const float unseen = __int_as_float(0xff800000);  // LSE of a row that sees no key
+    const float per_scale = 1 / args->scale;
+    Way way = way_of(args, work);
+    bool more = way_next(args, &way);
+    for (Stage stage = {0, 1}; more; stage_next(&stage)) {
+        const int head = way.work.head, first_row = way.tile * tile_q + lane;
+        const float *from = of_lse ? args->lse + work->batch * args->lse_stride_batch + head * args->lse_stride_head + first_row * args->lse_stride_seq
+                                   : args->delta + ((long long)work->batch * args->heads_q + head) * work->seq_q + first_row;
+        const long long step = of_lse ? 32 * args->lse_stride_seq : 32;
+        float x[rows];
+        bool large = false;
+#pragma unroll
+        for (int i = 0; i < rows; ++i) x[i] = first_row + 32 * i < work->seq_q ? from[i * step] : of_lse ? unseen : 0;
+        more = way_next(args, &way);
+        Statistics *to = &statistics[stage.index];
+        if (of_lse) {
+#pragma unroll
+            for (int i = 0; i < rows; ++i) large = large || !(fabsf(x[i]) * log2_e <= most_exact || x[i] == unseen);
+            large = __any_sync(~0u, large);
+            barrier_wait(bar_q_empty(smem, stage.index), stage.parity);
+            if (lane == 0) to->is_large = large;
+        } else {
+            barrier_wait(bar_dout_empty(smem, stage.index), stage.parity);
+        }
+#pragma unroll
+        for (int i = 0; i < rows; ++i) {
+            if (of_lse) {  // -inf: P is 0, as under +inf
+                to->lse[32 * i + lane] = large ? uint4{0, 0, 0, 0} : in_three(x[i] == unseen ? -3e38f : -x[i] * per_scale);
+                to->exact_lse[32 * i + lane] = x[i] == unseen ? -unseen : x[i];
+            } else {
+                to->delta[32 * i + lane] = in_three(-x[i]);
+            }
+        }
+        publish_shared();
+        __syncwarp();
+        if (lane == 0) barrier_arrive(of_lse ? bar_q_full(smem, stage.index) : bar_dout_full(smem, stage.index));
+    }
+}
+
+// -- Consumers: a warpgroup has 64 keys --------------------------------------------------------------------------
+
+// What stays the same for a consumer.
+typedef struct Consumer {
+    const LoomArgs *args;
+    const Work *work;
+    const Tile *tiles;
+    const Statistics *statistics;
+    unsigned smem;
+    unsigned k, v;        // operands, this warpgroup's rows
+    unsigned k_of_dq;     // operand of dQ, this warpgroup's columns
+    float to_log2;        // from S to powers of 2
+    unsigned ones[4];     // operand A of add_of_columns
+    int warpgroup;
+    int key;              // of the sequence, this thread's first; the second is key + 8
+//@ if has_mask then
+    uint2 *nonfinite;     // [warps]: bit 4 * i is set if key i of the warp is not finite, or key 8 + i
+//@ end
+} Consumer;
+
+// x, which the compiler does not make anew before each use.
+static __device__ __forceinline__ unsigned constant(unsigned x) {
+    unsigned y;
+    asm volatile("mov.b32 %0, %1;" : "=r"(y) : "r"(x));
+    return y;
+}
+
+static __device__ __forceinline__ unsigned of_columns(const Consumer *consumer, unsigned offset, int stage) {
+    return (consumer->smem + smem_statistics + stage * (int)sizeof(Statistics) + offset & 0x3ffff) >> 4;
+}
+
+static __device__ __forceinline__ void add_to_columns(float (&sum)[tile_q / 2], const Consumer *consumer, unsigned offset, int stage) {
+    add_of_columns(sum, consumer->ones, of_columns(consumer, offset, stage));
+}
+
+//@ local bits = c.tile_q == 128 and "unsigned long long" or "unsigned"
+//@ if has_mask then
+// Which elements of a thread are seen: bit (2 * half + e) * columns + j is key + 8 * half, query 8 * j + lane % 4 * 2 + e. They are found
+// before the products start, when there are registers for what a mask may need; in a loop that is not unrolled.
+constexpr int columns = tile_q / 8;
+
+static __device__ __forceinline__ ${bits} seen_of(const Consumer *consumer, const Work *work, int query) {
+//@ if not listed then
+    ${bits} seen = 0;
+    bool exact = true;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        const int key = consumer->key + 8 * half;
+        if (key >= work->seq_k) continue;
+        Span queries, inner;
+        visible_queries(consumer->args, work, work->k_start + key, work->k_start + key, &queries, &inner);
+        exact = exact && (queries.lo > queries.hi || (queries.lo == inner.lo && queries.hi == inner.hi));
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+            const int first = work->q_start + query + e, lo = max(queries.lo - first + 7, 0) / 8, hi = queries.hi < first ? -1 : min((queries.hi - first) / 8, columns - 1);
+            if (lo <= hi) seen |= (${bits})((2u << hi) - (1u << lo)) << (2 * half + e) * columns;
+        }
+    }
+    if (__all_sync(~0u, exact)) return seen;
+    seen = 0;
+//@ else
+    ${bits} seen = 0;
+//@ end
+#pragma unroll 1
+    for (int j = 0; j < columns; ++j) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const int row = query + 8 * j + i % 2, col = consumer->key + i / 2 * 8;
+            const bool is_seen = row < work->seq_q && col < work->seq_k && visible(consumer->args, work, work->q_start + row, work->k_start + col);
+            if (is_seen) seen |= (${bits})1 << (i * columns + j);
+        }
+    }
+    return seen;
+}
+
+//@ end
+//@ if has_mask then
+// Notes which keys are not finite: their S are not, whatever the query. That S may overflow otherwise does no harm.
+static __device__ __forceinline__ void note_nonfinite(const float (&s)[tile_q / 2], const Consumer *consumer) {
+    const float most = 3.40282347e38f;
+    const unsigned lo = __ballot_sync(~0u, !(fabsf(s[0]) <= most)), hi = __ballot_sync(~0u, !(fabsf(s[2]) <= most));
+    if (threadIdx.x % 32 == 0) consumer->nonfinite[threadIdx.x / 32 - 4] = uint2{lo, hi};
+}
+
+//@ end
+// What is left to do of the tile before.
+typedef struct Before {
+    int nth;         // of the tiles of the work
+    unsigned place;  // see Tile
+//@ if has_mask then
+    unsigned what;
+//@ end
+} Before;
+
+static __device__ __forceinline__ int buffer_of(int nth) { return nth & 1; }  // of dS
+static __device__ __forceinline__ int parity_of(int nth) { return nth >> 1 & 1; }
+
+// Where this thread adds its part of dQ.
+static __device__ __forceinline__ float *dq_of(const Consumer *consumer, const Before *before) {
+    return consumer->args->dq_sum + before->place * (2ll * 64 * dq_columns) + consumer->warpgroup * (64 * dq_columns) + threadIdx.x % 128 * 4;
+}
+
+static __device__ __forceinline__ void add_four(float *to, float x, float y, float z, float w) {
+    asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(x), "f"(y), "f"(z), "f"(w) : "memory");
+}
+
+// Adds dQ, in the order of accumulators: a thread's four numbers lie side by side.
+static __device__ __forceinline__ void add_dq(const float (&dq)[dq_columns / 2], const Consumer *consumer, const Before *before) {
+    if (!consumer->args->dq) return;
+    float *to = dq_of(consumer, before);
+#pragma unroll
+    for (int j = 0; j < dq_columns / 8; ++j) add_four(to + j * (4 * 128), dq[4 * j], dq[4 * j + 1], dq[4 * j + 2], dq[4 * j + 3]);
+}
+
+//@ if has_mask then
+// Adds dQ of a tile some of whose keys are not finite, this thread's part 4 numbers at a time.
+static __device__ __forceinline__ void add_dq_with_care(float *to, const Consumer *consumer, const Work *work, unsigned ds, int index) {
+    const int lane = threadIdx.x % 32, row = 16 * (threadIdx.x / 32 % 4) + lane / 4;
+//@ if two_tiles then
+    const int first_query = index * tile_q + 64 * consumer->warpgroup + row, first_column = lane % 4 * 2;
+    ds += consumer->warpgroup * (tile_k * 128);
+//@ else
+    const int first_query = index * tile_q + row, first_column = 64 * consumer->warpgroup + lane % 4 * 2;
+//@ end
+#pragma unroll 1
+    for (int j = 0; j < dq_columns / 8; ++j) {
+        const int column = first_column + 8 * j;
+        const unsigned k_at = consumer->smem + smem_k + column / 64 * (tile_k * 128) + column % 8 * 2;
+        float sum[4] = {0, 0, 0, 0};
+#pragma unroll 1
+        for (int key = 0; key < tile_k; ++key) {
+            const uint2 of_warp = consumer->nonfinite[key / 16];
+        const bool bad = (key & 8 ? of_warp.y : of_warp.x) >> 4 * (key & 7) & 1;
+            const int col = work->tile * tile_k + key;
+            unsigned pair;
+            asm volatile("ld.shared.b32 %0, [%1];" : "=r"(pair) : "r"(k_at + key * 128 + ((column % 64 / 8 ^ key % 8) << 4)));
+            const float k[2] = {to_float((unsigned short)pair), to_float((unsigned short)(pair >> 16))};
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const int query = first_query + 8 * half;
+                if (bad && !(query < work->seq_q && col < work->seq_k && visible(consumer->args, work, work->q_start + query, work->k_start + col))) continue;
+                asm volatile("ld.shared.b32 %0, [%1];" : "=r"(pair) : "r"(ds + key * 128 + (((row + 8 * half) / 8 ^ key % 8) << 4) + row % 8 / 2 * 4));
+                const float weight = to_float((unsigned short)(row % 2 ? pair >> 16 : pair));
+                sum[2 * half] += weight * k[0];
+                sum[2 * half + 1] += weight * k[1];
+            }
+        }
+        add_four(to + j * (4 * 128), sum[0], sum[1], sum[2], sum[3]);
+    }
+}
+
+//@ end
+static __device__ __forceinline__ void start_dq(float (&dq)[dq_columns / 2], const Consumer *consumer, const Before *before) {
+    const unsigned ds = consumer->smem + smem_ds + buffer_of(before->nth) * ds_bytes;
+    wgmma_fence();
+//@ if two_tiles then
+    multiply_dsk(dq, operand(ds + consumer->warpgroup * (tile_k * 128), 1), consumer->k_of_dq);
+//@ else
+    multiply_dsk(dq, operand(ds, 1), consumer->k_of_dq);
+//@ end
+    wgmma_commit();
+}
+
+// dQ of the tile before: waits for the dS of both warpgroups.
+static __device__ __forceinline__ void await_ds(const Consumer *consumer, const Before *before) {
+    barrier_wait(bar_ds_full(consumer->smem, buffer_of(before->nth)), parity_of(before->nth));
+}
+
+//@ if has_mask then
+// A key that a row does not see may hold inf or NaN, yet its dS of 0 would make NaN of it in dQ. So where a key is not finite, dQ of
+// tiles that the mask cuts is summed up by multiplications that leave it out.
+// Whether dQ of the tile before needs that; it has been added then.
+static __device__ __forceinline__ bool cared_for(const Consumer *consumer, const Before *before) {
+    if (before->what & is_full) return false;
+    const uint2 found = consumer->nonfinite[threadIdx.x % (4 * warpgroups)];
+    if (!__any_sync(~0u, found.x | found.y)) return false;
+    Work work = *consumer->work;
+    const unsigned tiles_q = (work.seq_q + tile_q - 1) / tile_q, head = before->place / tiles_q;
+    work.head = head % consumer->args->heads_q;
+    if (consumer->args->dq) {
+        add_dq_with_care(dq_of(consumer, before), consumer, &work, consumer->smem + smem_ds + buffer_of(before->nth) * ds_bytes, before->place - head * tiles_q);
+    }
+    return true;
+}
+
+//@ end
+// Writes this warpgroup's rows of dS^T, [key][query]: rows of 128 bytes, in the swizzle of boxes.
+static __device__ __forceinline__ void store_ds(const unsigned (&ds)[tile_q / 4], const Consumer *consumer, int buffer) {
+    const int lane = threadIdx.x % 32, row = 64 * consumer->warpgroup + 16 * (threadIdx.x / 32 % 4) + lane % 16;
+    const unsigned to = consumer->smem + smem_ds + buffer * ds_bytes + row * 128;
+#pragma unroll
+    for (int j = 0; j < tile_q / 8; j += 2) {
+        const unsigned at = to + j / 8 * (tile_k * 128) + (((j + lane / 16) % 8 ^ lane % 8) << 4);
+        asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
+                     ::"r"(at), "r"(ds[2 * j]), "r"(ds[2 * j + 1]), "r"(ds[2 * j + 2]), "r"(ds[2 * j + 3]) : "memory");
+    }
+}
+
+// A tile of queries; dQ of the one before runs beside it. Returns what is told of it; moves on to the next stage.
+//@ if has_mask then
+template <bool first, bool masked>
+//@ else
+template <bool first>
+//@ end
+static __device__ __forceinline__ unsigned step(float (&dk)[depth_qk / 2], float (&dv)[depth_v / 2], const Consumer *consumer, Before *before, Stage *stage) {
+    const unsigned smem = consumer->smem;
+    const int lane = threadIdx.x % 32;
+    const int at = stage->index;
+    const Tile *tile = &consumer->tiles[at];
+//@ if has_mask then
+    ${bits} seen = 0;
+    if (masked) {
+        if (!first) barrier_wait(bar_q_full(smem, at), stage->parity);
+        Work work = *consumer->work;
+        work.head = tile->head;
+        seen = seen_of(consumer, &work, tile->index * tile_q + lane % 4 * 2);
+    }
+//@ end
+
+    // [1] S^T and dP^T
+    float s[tile_q / 2], dp[tile_q / 2];  // [4 * j + 2 * half + e] is key + 8 * half, query 8 * j + lane % 4 * 2 + e
+    barrier_wait(bar_q_full(smem, at), stage->parity);
+    if (first) barrier_wait(bar_k_full(smem), 0);
+    wgmma_fence();
+    multiply_kq(s, consumer->k, operand(smem + smem_q + at * q_bytes, 1));
+    add_to_columns(s, consumer, 0, at);
+    wgmma_commit();
+    barrier_wait(bar_dout_full(smem, at), stage->parity);
+    if (first) barrier_wait(bar_v_full(smem), 0);
+    wgmma_fence();
+    multiply_vdo(dp, consumer->v, operand(smem + smem_dout + at * dout_bytes, 1));
+    add_to_columns(dp, consumer, 16 * tile_q, at);
+    wgmma_commit();
+    const unsigned told[3] = {in_lane_0(&tile->what), in_lane_0(&tile->place), in_lane_0(&consumer->statistics[at].is_large)};
+    const unsigned what = from_lane_0(told[0]), place = from_lane_0(told[1]), is_large = from_lane_0(told[2]);
+
+    // [2] P^T
+    wgmma_wait<1>();
+//@ if has_mask then
+    if (first) note_nonfinite(s, consumer);
+//@ end
+    float to_log2 = consumer->to_log2;
+    if (is_large) {
+        const float *lse = &consumer->statistics[at].exact_lse[lane % 4 * 2];
+#pragma unroll
+        for (int i = 0; i < tile_q / 2; ++i) s[i] = s[i] * consumer->args->scale - lse[i / 4 * 8 + i % 2];
+        to_log2 = log2_e;
+    }
+//@ if has_mask then
+    if (masked) {
+#pragma unroll
+        for (int i = 0; i < tile_q / 2; ++i) {
+            if (!(seen >> (i % 4 * columns + i / 4) & 1)) s[i] = __int_as_float(0xff800000);
+        }
+    }
+//@ end
+    unsigned p[tile_q / 4];  // pairs of queries
+#pragma unroll
+    for (int i = 0; i < tile_q / 4; ++i) {
+        p[i] = pack_weights(exp2_approx(fmaf(s[2 * i], to_log2, weight_log2)), exp2_approx(fmaf(s[2 * i + 1], to_log2, weight_log2)));
+    }
+
+    // [3] dQ of the tile before
+    float dq[dq_columns / 2];
+    if (!first) {
+        await_ds(consumer, before);
+        start_dq(dq, consumer, before);
+        wgmma_wait<1>();
+    } else {
+        wgmma_wait<0>();
+    }
+
+    // [4] dS^T
+    unsigned ds[tile_q / 4];
+#pragma unroll
+    for (int i = 0; i < tile_q / 4; ++i) {
+        const unsigned weights = p[i];
+        float x, y;
+        unpack_weights(weights, &x, &y);
+//@ if dtype == "bf16" then
+        p[i] = pack(x, y);
+//@ else
+        x *= 1 / weight_unit;
+        y *= 1 / weight_unit;
+        p[i] = pack(x, y);
+//@ end
+        x *= dp[2 * i];
+        y *= dp[2 * i + 1];
+        ds[i] = pack(x, y);
+//@ if has_mask then
+        if (masked) ds[i] &= where_weighted(weights);  // what a row does not see may be NaN
+//@ end
+    }
+    const int nth = first ? 0 : before->nth + 1;
+    store_ds(ds, consumer, buffer_of(nth));
+//@ if has_mask then
+    bool cared = false;
+//@ end
+    if (!first) {
+        wgmma_wait<0>();  // dQ: nobody reads the other buffer any more
+//@ if has_mask then
+        cared = cared_for(consumer, before);
+//@ end
+    }
+    publish_shared();
+    __syncwarp();
+    if (lane == 0) barrier_arrive(bar_ds_full(smem, buffer_of(nth)));
+
+    // [5] dV += P^T dO, dK += dS^T Q
+    wgmma_fence();
+    multiply_pdo(dv, p, operand(smem + smem_dout + at * dout_bytes, tile_q * 8));
+    wgmma_commit();
+    wgmma_fence();
+    multiply_dsq(dk, ds, operand(smem + smem_q + at * q_bytes, tile_q * 8));
+    wgmma_commit();
+//@ text("if (!first" .. (has_mask and " && !cared" or "") .. ") add_dq(dq, consumer, before);")
+    before->nth = nth;
+    before->place = place;
+//@ if has_mask then
+    before->what = what;
+//@ end
+    wgmma_wait<1>();
+    if (lane == 0) barrier_arrive(bar_dout_empty(smem, at));
+    wgmma_wait<0>();
+    if (lane == 0) barrier_arrive(bar_q_empty(smem, at));
+    stage_next(stage);
+    stage->index = uniform(stage->index);
+    return what;
+}
+
+//@ for _, row in ipairs {{"dk", "q", "qk"}, {"dv", "dout", "v"}} do
+//@ local name, region, kind = row[1], row[2], row[3]
+// Starts writing ${name} through the shared memory of ${region}, which nobody reads any more: each warp its 16 rows, in the swizzle of boxes.
+static __device__ __forceinline__ void store_${name}(const float (&x)[depth_${kind} / 2], float scale, const Consumer *consumer) {
+    if (!consumer->args->${name}) return;
+    const int lane = threadIdx.x % 32, first_row = 64 * consumer->warpgroup + 16 * (threadIdx.x / 32 % 4);
+    const unsigned boxes = consumer->smem + smem_${region} + first_row * 128;
+#pragma unroll
+    for (int j = 0; j < depth_${kind} / 8; j += 2) {  // 16 columns
+        const unsigned at = boxes + j / 8 * (tile_k * 128) + lane % 16 * 128 + (((j + lane / 16) % 8 ^ lane % 8) << 4);
+        asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
+                     ::"r"(at), "r"(pack(x[4 * j] * scale, x[4 * j + 1] * scale)), "r"(pack(x[4 * j + 2] * scale, x[4 * j + 3] * scale)),
+                     "r"(pack(x[4 * j + 4] * scale, x[4 * j + 5] * scale)), "r"(pack(x[4 * j + 6] * scale, x[4 * j + 7] * scale)) : "memory");
+    }
+    publish_shared();
+    __syncwarp();
+    if (lane > 0) return;
+    const Work *work = consumer->work;
+#pragma unroll
+    for (int i = 0; i < chunks_${kind}; ++i) {
+        store_box(&consumer->args->${name}_map, boxes + i * tile_k * 128, 64 * i, work->tile * tile_k + first_row, work->head_kv, work->batch);
+    }
+    stores_commit();
+}
+
+//@ end
+//@ text("static __device__ __forceinline__ void consume(const LoomArgs *args, const Work *work, unsigned smem, const Tile *tiles, const Statistics *statistics" .. (has_mask and ", uint2 *nonfinite" or "") .. ") {")
+    const int warpgroup = uniform(threadIdx.x / 128) - 1, lane = threadIdx.x % 32;
+    Consumer consumer;
+    consumer.args = args;
+    consumer.work = work;
+    consumer.tiles = tiles;
+    consumer.statistics = statistics;
+    consumer.smem = smem;
+    consumer.k = operand(smem + smem_k + 8192 * warpgroup, 1);
+    consumer.v = operand(smem + smem_v + 8192 * warpgroup, 1);
+//@ if two_tiles then
+    consumer.k_of_dq = operand(smem + smem_k, tile_k * 8);
+//@ else
+    consumer.k_of_dq = operand(smem + smem_k + warpgroup * (tile_k * 128), tile_k * 8);
+//@ end
+    consumer.to_log2 = args->scale * log2_e;
+    consumer.ones[0] = consumer.ones[1] = constant(lane % 4 == 0 ? 0x3f803f80 : lane % 4 == 1 ? 0x3f80 : 0);
+    consumer.ones[2] = consumer.ones[3] = constant(0);
+    consumer.warpgroup = warpgroup;
+//@ if has_mask then
+    consumer.nonfinite = nonfinite;
+//@ end
+    consumer.key = work->tile * tile_k + 64 * warpgroup + 16 * (threadIdx.x / 32 % 4) + lane / 4;
+    float dk[depth_qk / 2], dv[depth_v / 2];  // [4 * j + 2 * half + e] is key + 8 * half, column 8 * j + lane % 4 * 2 + e
+#pragma unroll
+    for (int i = 0; i < depth_qk / 2; ++i) dk[i] = 0;
+#pragma unroll
+    for (int i = 0; i < depth_v / 2; ++i) dv[i] = 0;
+
+    Stage stage = {0, 0};
+    const float scale = args->scale / of_sums;
+    barrier_wait(bar_told(smem), 0);
+    if (from_lane_0(in_lane_0(&tiles[0].what)) & is_none) {
+        store_dv(dv, 0, &consumer);
+        store_dk(dk, 0, &consumer);
+    } else {
+        Before before;
+//@ if has_mask then
+        unsigned what = step<true, true>(dk, dv, &consumer, &before, &stage);
+        while (!(what & is_last)) {
+            if (what & next_is_full) {
+                what = step<false, false>(dk, dv, &consumer, &before, &stage);
+            } else {
+                what = step<false, true>(dk, dv, &consumer, &before, &stage);
+            }
+        }
+//@ else
+        unsigned what = step<true>(dk, dv, &consumer, &before, &stage);
+        while (!(what & is_last)) what = step<false>(dk, dv, &consumer, &before, &stage);
+//@ end
+
+        // [6] dQ of the last tile, dK and dV
+        float dq[dq_columns / 2];
+        await_ds(&consumer, &before);
+        start_dq(dq, &consumer, &before);
+        asm volatile("barrier.cta.sync %0, 256;" ::"r"(1) : "memory");  // all consumers are done with queries and dO
+        store_dv(dv, 1 / of_sums, &consumer);
+        store_dk(dk, scale, &consumer);
+        wgmma_wait<0>();
+//@ if has_mask then
+        if (!cared_for(&consumer, &before)) add_dq(dq, &consumer, &before);
+//@ else
+        add_dq(dq, &consumer, &before);
+//@ end
+    }
+    if (lane == 0) stores_read();
+}
+
+extern "C" __global__ void __launch_bounds__(threads, 1) ${symbol}(const __grid_constant__ LoomArgs args) {
+    extern __shared__ __align__(1024) unsigned char shared[];
+    const unsigned smem = (unsigned)__cvta_generic_to_shared(shared);
+    Tile *tiles = (Tile *)(shared + smem_tiles);
+    Work *work = (Work *)(shared + smem_work);
+    Statistics *statistics = (Statistics *)(shared + smem_statistics);
+    if (threadIdx.x == 0) {
+        prefetch_map(&args.q_map);
+        prefetch_map(&args.k_map);
+        prefetch_map(&args.v_map);
+        prefetch_map(&args.dout_map);
+        if (args.dk) prefetch_map(&args.dk_map);
+        if (args.dv) prefetch_map(&args.dv_map);
+        for (int i = 0; i < stages; ++i) {
+            barrier_init(bar_q_full(smem, i), 2);
+            barrier_init(bar_dout_full(smem, i), 2);
+            barrier_init(bar_q_empty(smem, i), 4 * warpgroups);
+            barrier_init(bar_dout_empty(smem, i), 4 * warpgroups);
+        }
+        barrier_init(bar_ds_full(smem, 0), 4 * warpgroups);
+        barrier_init(bar_ds_full(smem, 1), 4 * warpgroups);
+        barrier_init(bar_k_full(smem), 1);
+        barrier_init(bar_v_full(smem), 1);
+        barrier_init(bar_told(smem), 1);
+        publish_shared();
+        *work = work_of(&args, blockIdx.x);
+    }
+    __syncthreads();
+    if (threadIdx.x < 128) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 ${c.other_registers};");
+        if (threadIdx.x < 32) load(&args, work, smem, tiles);
+        if (threadIdx.x / 32 == 1) tell<true>(&args, work, smem, statistics);
+        if (threadIdx.x / 32 == 2) tell<false>(&args, work, smem, statistics);
+    } else {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 ${c.consumer_registers};");
+        //@ text("consume(&args, work, smem, tiles, statistics" .. (has_mask and ", (uint2 *)(shared + smem_nonfinite)" or "") .. ");")
+    }
+}
