@@ -66,9 +66,10 @@ local function seen_constants(columns)
 end
 
 -- The sum of dQ of target hopper: {columns of a warpgroup, floats of a row}. With tiles of 128 queries each of the two warpgroups
--- makes all columns of half of the rows, with tiles of 64 a chunk of 64 columns of all.
+-- makes all columns of half of the rows, with tiles of 64 half of the columns of all, a chunk of 64 where there are two.
 local function hopper_dq(problem, s)
-    local columns = s.tile_q == 128 and head_dims(problem) or 64
+    local d = head_dims(problem)
+    local columns = s.tile_q == 128 and d or d > 64 and 64 or d // 2
     return columns, 2 * 64 * columns // s.tile_q
 end
 
@@ -497,7 +498,7 @@ local function hopper_backward_shared(problem, s)
         {"statistics", s.stages * (36 * s.tile_q + 16), "[stages] LSE and D of the queries"},
         {"barriers", 8 * (4 * s.stages + 5), "of stages, of dS, of keys and values, of the first tile"},
         {"tiles", 16 * s.stages, "[stages] what the consumers are told of a tile"},
-        {"work", 32, "what all are told of the work"},
+        {"works", 4 * 32, "the work, for the consumers and for each other warp"},
     }, problem.mask and {{"nonfinite", s.tile_k // 2, "[warps of consumers] bit sets of keys that are not finite"}} or {})
 end
 

@@ -213,9 +213,8 @@ local RULES = {
             return ("tile=%dx%d is not 128x128 or 64x128: two warpgroups have 64 keys each"):format(s.tile_q, s.tile_k)
         end},
         {"backward", function(s, problem)
-            if (s.tile_q == 128) == (problem.d <= 64) then return nil end
-            return ("tile_q %d: with d=%d a warpgroup's part of dQ is %s"):format(s.tile_q, problem.d,
-                problem.d <= 64 and "64 of 128 queries" or "64 of 128 columns")
+            if s.tile_q == 64 or problem.d <= 64 then return nil end
+            return ("tile_q 128: with d=%d dQ of 64 rows and all columns leaves no registers"):format(problem.d)
         end},
         {"backward", function(s, problem)
             local needed = kernel.hopper_backward_needed(problem, s)

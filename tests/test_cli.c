@@ -229,7 +229,7 @@ static void full_disk_is_a_failure(void **state) {
 
 static const struct {
     const char *file;
-    char *words[8];
+    char *words[10];
 } GOLDENS[] = {
     {"bf16_d128_causal.cu", {"bf16 d=128 causal", "--target", "mma", "--arch", "sm_90"}},
     {"fp16_d64_window_backward.cu",
@@ -239,6 +239,8 @@ static const struct {
     {"fp16_d64_document.cu",
      {"fp16 d=64 mask={doc[q] == doc[k]} params={doc: i32[seq_k]}", "--arch", "sm_86"}},
     {"bf16_d128_causal_hopper.cu", {"bf16 d=128 causal", "--target", "hopper", "--arch", "sm_90"}},
+    {"bf16_d128_causal_backward_hopper.cu",
+     {"bf16 d=128 causal backward", "--target", "hopper", "--arch", "sm_90", "--pass", "backward", "--kernel", "backward_dkv"}},
     {"bf16_d64_causal_standalone.cu", {"bf16 d=64 causal", "--arch", "sm_80", "--standalone"}},
     {"fp32_d40_causal.c", {"fp32 d=40 causal backward", "--target", "host"}},
     {"bf16_d64_alibi_backward.c",
@@ -247,7 +249,7 @@ static const struct {
 };
 
 static outcome emit_golden(size_t i) {
-    char *words[12] = {"attnloom", "emit"};
+    char *words[14] = {"attnloom", "emit"};
     int num = 2;
     for (int j = 0; j < 8 && GOLDENS[i].words[j]; j++) words[num++] = GOLDENS[i].words[j];
     return expect(run_words(words, num), 0);

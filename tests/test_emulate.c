@@ -525,6 +525,7 @@ static const kernel KERNELS[] = {
     {"bf16 d=64 mask={k % 7 != 3 & window(70, 9)} backward", "tile=128x128 stages=2",
      {RUN(1, 2, 1, 260, 260, 1, 6, .num_not_finite = 20)}},
     {"bf16 d=64 mask={k != 100 & k <= q} backward", NULL, {RUN(1, 2, 1, 260, 200, 1, 7, .num_not_finite = 1)}},
+    {"bf16 d=48:128 mask={k % 50 != 9 & k <= q} backward", NULL, {RUN(1, 2, 1, 130, 200, 1, 9, .num_not_finite = 3)}},
     {"bf16 d=16 mask={doc[q] == doc[k] & h != 1} params={doc: i32[seq_k]} backward", NULL, {RUN(1, 2, 1, 300, 300, 1, 8)}},
 };
 

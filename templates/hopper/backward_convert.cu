@@ -26,7 +26,7 @@ extern "C" __global__ void __launch_bounds__(threads) ${symbol}(const __grid_con
 //@ if c.tile_q == 128 then
         const int row = tile * tile_q + 64 * warpgroup + rows / 8 * 16 + rows % 8, column = 8 * columns;
 //@ else
-        const int row = tile * tile_q + rows / 8 * 16 + rows % 8, column = 64 * warpgroup + 8 * columns;
+        const int row = tile * tile_q + rows / 8 * 16 + rows % 8, column = dq_columns * warpgroup + 8 * columns;
 //@ end
         if (column >= dim_qk) continue;
         float4 x[4];

@@ -1,4 +1,5 @@
-//@ local two_tiles = c.tile_q == 128  -- of 64 queries: a warpgroup makes dQ of one of them; else of half of the columns
+//@ -- Of dQ a warpgroup makes one of two tiles of 64 queries; or half of the columns, a chunk of 64 where there are two.
+//@ local two_tiles, two_chunks = c.tile_q == 128, c.chunks_qk == 2
 //@ text(header)
 
 //@ text(constants)
@@ -79,7 +80,7 @@ static __device__ __forceinline__ void unpack_weights(unsigned pair, float *lo, 
 }
 
 //@ if has_mask then
-// 0xffff in each half of a pair of weights that is not 0; weights are not negative.
+// 0xffff in each half of a pair of P that is not 0; P is not negative.
 static __device__ __forceinline__ unsigned where_weighted(unsigned pair) {
     unsigned halves;
     asm("prmt.b32 %0, %1, 0, 0xbb99;" : "=r"(halves) : "r"(pair + 0x7fff7fffu));  // each byte the sign of its half
@@ -154,7 +155,7 @@ static __device__ __forceinline__ Work work_of(const LoomArgs *args, unsigned bl
 
 // The tiles of queries that see the block's keys, of one head of the group after another.
 typedef struct Way {
-    Work work;  // of the head of `tile`
+    Work *work;  // this warp's, of the head of `tile`, in shared memory: these warps have few registers
     Walk walk;
     int tile, head_end;
     bool full;  // all of the tile's queries see all keys
@@ -162,30 +163,35 @@ typedef struct Way {
 
 // To the next tile; false: there is none.
 static __device__ __forceinline__ bool way_next(const LoomArgs *args, Way *way) {
-    way->tile = walk_next(args, &way->work, &way->walk, &way->full);
-    while (way->tile == way->walk.end && ++way->work.head < way->head_end) {
-        way->walk = walk_begin(args, &way->work);
-        way->tile = walk_next(args, &way->work, &way->walk, &way->full);
+    way->tile = walk_next(args, way->work, &way->walk, &way->full);
+    while (way->tile == way->walk.end) {
+        const int head = way->work->head + 1;
+        if (head == way->head_end) return false;
+        __syncwarp();  // all lanes have read it
+        way->work->head = head;
+        __syncwarp();
+        way->walk = walk_begin(args, way->work);
+        way->tile = walk_next(args, way->work, &way->walk, &way->full);
     }
-    return way->work.head < way->head_end;
+    return true;
 }
 
-static __device__ __forceinline__ Way way_of(const LoomArgs *args, const Work *work) {
+static __device__ __forceinline__ Way way_of(const LoomArgs *args, Work *work) {
     Way way;
-    way.work = *work;
+    way.work = work;
     way.walk = walk_begin(args, work);
     way.head_end = work->head + args->group;
     return way;
 }
 
-static __device__ __forceinline__ void load(const LoomArgs *args, const Work *work, unsigned smem, Tile *tiles) {
+static __device__ __forceinline__ void load(const LoomArgs *args, Work *work, unsigned smem, Tile *tiles) {
     const bool leader = threadIdx.x % 32 == 0;
     Way way = way_of(args, work);
     bool more = way_next(args, &way);
     if (leader) {
         tiles[0].what = more ? 0 : is_none;
         tiles[0].index = way.tile;
-        tiles[0].head = way.work.head;
+        tiles[0].head = work->head;
         barrier_arrive(bar_told(smem));
     }
     if (leader && more) {
@@ -202,7 +208,7 @@ static __device__ __forceinline__ void load(const LoomArgs *args, const Work *wo
     }
     const unsigned tiles_q = (work->seq_q + tile_q - 1) / tile_q;
     for (Stage stage = {0, 1}; more; stage_next(&stage)) {
-        const int tile = way.tile, head = way.work.head;
+        const int tile = way.tile, head = work->head;
         const unsigned full = way.full ? is_full : 0;
         more = way_next(args, &way);
         if (!leader) continue;
@@ -235,7 +241,7 @@ static __device__ __forceinline__ uint4 in_three(float x) {
 }
 
 // Tells LSE of the rows of each tile, or D: goes with the queries, or with dO.
-template <bool of_lse> static __device__ __forceinline__ void tell(const LoomArgs *args, const Work *work, unsigned smem, Statistics *statistics) {
+template <bool of_lse> static __device__ __forceinline__ void tell(const LoomArgs *args, Work *work, unsigned smem, Statistics *statistics) {
     constexpr int rows = tile_q / 32;  // of a lane
     const int lane = threadIdx.x % 32;
     const float unseen = __int_as_float(0xff800000);  // LSE of a row that sees no key
@@ -243,7 +249,7 @@ template <bool of_lse> static __device__ __forceinline__ void tell(const LoomArg
     Way way = way_of(args, work);
     bool more = way_next(args, &way);
     for (Stage stage = {0, 1}; more; stage_next(&stage)) {
-        const int head = way.work.head, first_row = way.tile * tile_q + lane;
+        const int head = work->head, first_row = way.tile * tile_q + lane;
         const float *from = of_lse ? args->lse + work->batch * args->lse_stride_batch + head * args->lse_stride_head + first_row * args->lse_stride_seq
                                    : args->delta + ((long long)work->batch * args->heads_q + head) * work->seq_q + first_row;
         const long long step = of_lse ? 32 * args->lse_stride_seq : 32;
@@ -399,7 +405,7 @@ static __device__ __forceinline__ void add_dq_with_care(float *to, const Consume
     const int first_query = index * tile_q + 64 * consumer->warpgroup + row, first_column = lane % 4 * 2;
     ds += consumer->warpgroup * (tile_k * 128);
 //@ else
-    const int first_query = index * tile_q + row, first_column = 64 * consumer->warpgroup + lane % 4 * 2;
+    const int first_query = index * tile_q + row, first_column = dq_columns * consumer->warpgroup + lane % 4 * 2;
 //@ end
 #pragma unroll 1
     for (int j = 0; j < dq_columns / 8; ++j) {
@@ -553,9 +559,8 @@ static __device__ __forceinline__ unsigned step(float (&dk)[depth_qk / 2], float
     unsigned ds[tile_q / 4];
 #pragma unroll
     for (int i = 0; i < tile_q / 4; ++i) {
-        const unsigned weights = p[i];
         float x, y;
-        unpack_weights(weights, &x, &y);
+        unpack_weights(p[i], &x, &y);
 //@ if dtype == "bf16" then
         p[i] = pack(x, y);
 //@ else
@@ -567,7 +572,7 @@ static __device__ __forceinline__ unsigned step(float (&dk)[depth_qk / 2], float
         y *= dp[2 * i + 1];
         ds[i] = pack(x, y);
 //@ if has_mask then
-        if (masked) ds[i] &= where_weighted(weights);  // what a row does not see may be NaN
+        if (masked) ds[i] &= where_weighted(p[i]);  // what a row does not see may be NaN
 //@ end
     }
     const int nth = first ? 0 : before->nth + 1;
@@ -645,8 +650,10 @@ static __device__ __forceinline__ void store_${name}(const float (&x)[depth_${ki
     consumer.v = operand(smem + smem_v + 8192 * warpgroup, 1);
 //@ if two_tiles then
     consumer.k_of_dq = operand(smem + smem_k, tile_k * 8);
-//@ else
+//@ elseif two_chunks then
     consumer.k_of_dq = operand(smem + smem_k + warpgroup * (tile_k * 128), tile_k * 8);
+//@ else
+    consumer.k_of_dq = operand(smem + smem_k + warpgroup * (dq_columns * 2), tile_k * 8);
 //@ end
     consumer.to_log2 = args->scale * log2_e;
     consumer.ones[0] = consumer.ones[1] = constant(lane % 4 == 0 ? 0x3f803f80 : lane % 4 == 1 ? 0x3f80 : 0);
@@ -705,7 +712,7 @@ extern "C" __global__ void __launch_bounds__(threads, 1) ${symbol}(const __grid_
     extern __shared__ __align__(1024) unsigned char shared[];
     const unsigned smem = (unsigned)__cvta_generic_to_shared(shared);
     Tile *tiles = (Tile *)(shared + smem_tiles);
-    Work *work = (Work *)(shared + smem_work);
+    Work *works = (Work *)(shared + smem_works);  // the consumers', and one of each other warp
     Statistics *statistics = (Statistics *)(shared + smem_statistics);
     if (threadIdx.x == 0) {
         prefetch_map(&args.q_map);
@@ -726,16 +733,16 @@ extern "C" __global__ void __launch_bounds__(threads, 1) ${symbol}(const __grid_
         barrier_init(bar_v_full(smem), 1);
         barrier_init(bar_told(smem), 1);
         publish_shared();
-        *work = work_of(&args, blockIdx.x);
     }
+    if (threadIdx.x / 32 < 4 && threadIdx.x % 32 == 0) works[threadIdx.x / 32] = work_of(&args, blockIdx.x);
     __syncthreads();
     if (threadIdx.x < 128) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 ${c.other_registers};");
-        if (threadIdx.x < 32) load(&args, work, smem, tiles);
-        if (threadIdx.x / 32 == 1) tell<true>(&args, work, smem, statistics);
-        if (threadIdx.x / 32 == 2) tell<false>(&args, work, smem, statistics);
+        if (threadIdx.x < 32) load(&args, &works[1], smem, tiles);
+        if (threadIdx.x / 32 == 1) tell<true>(&args, &works[2], smem, statistics);
+        if (threadIdx.x / 32 == 2) tell<false>(&args, &works[3], smem, statistics);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 ${c.consumer_registers};");
-        //@ text("consume(&args, work, smem, tiles, statistics" .. (has_mask and ", (uint2 *)(shared + smem_nonfinite)" or "") .. ");")
+        //@ text("consume(&args, works, smem, tiles, statistics" .. (has_mask and ", (uint2 *)(shared + smem_nonfinite)" or "") .. ");")
     }
 }
