@@ -251,7 +251,7 @@ static const struct {
 static outcome emit_golden(size_t i) {
     char *words[14] = {"attnloom", "emit"};
     int num = 2;
-    for (int j = 0; j < 8 && GOLDENS[i].words[j]; j++) words[num++] = GOLDENS[i].words[j];
+    for (int j = 0; GOLDENS[i].words[j]; j++) words[num++] = GOLDENS[i].words[j];
     return expect(run_words(words, num), 0);
 }
 
