@@ -495,9 +495,10 @@ local function hopper_backward_shared(problem, s)
         {"q", s.stages * s.tile_q * BOX_ROW_BYTES * chunks(d), "[stages][chunks_qk][tile_q][64]"},
         {"dout", s.stages * s.tile_q * BOX_ROW_BYTES * chunks(dv), "[stages][chunks_v][tile_q][64]"},
         {"ds", 2 * tiles * s.tile_k * BOX_ROW_BYTES, "[2][tile_q / 64][tile_k][64] dS^T"},
-        {"statistics", s.stages * (36 * s.tile_q + 16), "[stages] LSE and D of the queries"},
+        -- behind the last stands what a wgmma might read of rows of 32 bytes
+        {"statistics", s.stages * (36 * s.tile_q + 16) + 16 * s.tile_q, "[stages] LSE and D of the queries"},
         {"barriers", 8 * (4 * s.stages + 5), "of stages, of dS, of keys and values, of the first tile"},
-        {"tiles", 16 * s.stages, "[stages] what the consumers are told of a tile"},
+        {"tiles", 16 * (s.stages + 1), "[stages + 1] what the consumers are told of a tile"},
         {"works", 4 * 32, "the work, for the consumers and for each other warp"},
     }, problem.mask and {{"nonfinite", s.tile_k // 2, "[warps of consumers] bit sets of keys that are not finite"}} or {})
 end

@@ -102,6 +102,7 @@ typedef struct Tile {
     unsigned index;  // among those of its head
     unsigned head;
 } Tile;
+constexpr int told_ahead = stages;  // place of the first tile of a work, as it is told before its queries have come
 constexpr unsigned is_full = 1, next_is_full = 2, is_last = 4, is_none = 8;
 
 // What goes with the queries and dO of a stage: 16 bytes a row, of which wgmma reads the first three as bf16.
@@ -189,9 +190,8 @@ static __device__ __forceinline__ void load(const LoomArgs *args, Work *work, un
     Way way = way_of(args, work);
     bool more = way_next(args, &way);
     if (leader) {
-        tiles[0].what = more ? 0 : is_none;
-        tiles[0].index = way.tile;
-        tiles[0].head = work->head;
+        const Tile ahead = {more ? 0 : is_none, 0, (unsigned)way.tile, (unsigned)work->head};
+        tiles[told_ahead] = ahead;
         barrier_arrive(bar_told(smem));
     }
     if (leader && more) {
@@ -295,7 +295,7 @@ typedef struct Consumer {
     unsigned k, v;        // operands, this warpgroup's rows
     unsigned k_of_dq;     // operand of dQ, this warpgroup's columns
     float to_log2;        // from S to powers of 2
-    unsigned ones[4];     // operand A of add_of_columns
+    unsigned ones[4];     // operand A of add_of_columns; 0 for keys past the end: their S and dP are 0, so P is finite and dS 0
     int warpgroup;
     int key;              // of the sequence, this thread's first; the second is key + 8
 //@ if has_mask then
@@ -456,7 +456,7 @@ static __device__ __forceinline__ void await_ds(const Consumer *consumer, const 
 // tiles that the mask cuts is summed up by multiplications that leave it out.
 // Whether dQ of the tile before needs that; it has been added then.
 static __device__ __forceinline__ bool cared_for(const Consumer *consumer, const Before *before) {
-    if (before->what & is_full) return false;
+    if (__all_sync(~0u, before->what & is_full)) return false;
     const uint2 found = consumer->nonfinite[threadIdx.x % (4 * warpgroups)];
     if (!__any_sync(~0u, found.x | found.y)) return false;
     Work work = *consumer->work;
@@ -490,15 +490,16 @@ template <bool first>
 static __device__ __forceinline__ unsigned step(float (&dk)[depth_qk / 2], float (&dv)[depth_v / 2], const Consumer *consumer, Before *before, Stage *stage) {
     const unsigned smem = consumer->smem;
     const int lane = threadIdx.x % 32;
-    const int at = stage->index;
+    const int at = uniform(stage->index);
     const Tile *tile = &consumer->tiles[at];
 //@ if has_mask then
     ${bits} seen = 0;
     if (masked) {
         if (!first) barrier_wait(bar_q_full(smem, at), stage->parity);
+        const Tile *known = first ? &consumer->tiles[told_ahead] : tile;
         Work work = *consumer->work;
-        work.head = tile->head;
-        seen = seen_of(consumer, &work, tile->index * tile_q + lane % 4 * 2);
+        work.head = known->head;
+        seen = seen_of(consumer, &work, known->index * tile_q + lane % 4 * 2);
     }
 //@ end
 
@@ -528,7 +529,10 @@ static __device__ __forceinline__ unsigned step(float (&dk)[depth_qk / 2], float
     if (is_large) {
         const float *lse = &consumer->statistics[at].exact_lse[lane % 4 * 2];
 #pragma unroll
-        for (int i = 0; i < tile_q / 2; ++i) s[i] = s[i] * consumer->args->scale - lse[i / 4 * 8 + i % 2];
+        for (int i = 0; i < tile_q / 2; ++i) {
+            s[i] = s[i] * consumer->args->scale - lse[i / 4 * 8 + i % 2];
+            if (consumer->key + i / 2 % 2 * 8 >= consumer->work->seq_k) s[i] = __int_as_float(0xff800000);
+        }
         to_log2 = log2_e;
     }
 //@ if has_mask then
@@ -608,7 +612,6 @@ static __device__ __forceinline__ unsigned step(float (&dk)[depth_qk / 2], float
     wgmma_wait<0>();
     if (lane == 0) barrier_arrive(bar_q_empty(smem, at));
     stage_next(stage);
-    stage->index = uniform(stage->index);
     return what;
 }
 
@@ -656,13 +659,15 @@ static __device__ __forceinline__ void store_${name}(const float (&x)[depth_${ki
     consumer.k_of_dq = operand(smem + smem_k + warpgroup * (dq_columns * 2), tile_k * 8);
 //@ end
     consumer.to_log2 = args->scale * log2_e;
-    consumer.ones[0] = consumer.ones[1] = constant(lane % 4 == 0 ? 0x3f803f80 : lane % 4 == 1 ? 0x3f80 : 0);
-    consumer.ones[2] = consumer.ones[3] = constant(0);
     consumer.warpgroup = warpgroup;
 //@ if has_mask then
     consumer.nonfinite = nonfinite;
 //@ end
     consumer.key = work->tile * tile_k + 64 * warpgroup + 16 * (threadIdx.x / 32 % 4) + lane / 4;
+    const unsigned ones = lane % 4 == 0 ? 0x3f803f80 : lane % 4 == 1 ? 0x3f80 : 0;
+    consumer.ones[0] = constant(consumer.key < work->seq_k ? ones : 0);
+    consumer.ones[1] = constant(consumer.key + 8 < work->seq_k ? ones : 0);
+    consumer.ones[2] = consumer.ones[3] = constant(0);
     float dk[depth_qk / 2], dv[depth_v / 2];  // [4 * j + 2 * half + e] is key + 8 * half, column 8 * j + lane % 4 * 2 + e
 #pragma unroll
     for (int i = 0; i < depth_qk / 2; ++i) dk[i] = 0;
@@ -672,15 +677,15 @@ static __device__ __forceinline__ void store_${name}(const float (&x)[depth_${ki
     Stage stage = {0, 0};
     const float scale = args->scale / of_sums;
     barrier_wait(bar_told(smem), 0);
-    if (from_lane_0(in_lane_0(&tiles[0].what)) & is_none) {
+    if (from_lane_0(in_lane_0(&tiles[told_ahead].what)) & is_none) {
         store_dv(dv, 0, &consumer);
         store_dk(dk, 0, &consumer);
     } else {
         Before before;
 //@ if has_mask then
         unsigned what = step<true, true>(dk, dv, &consumer, &before, &stage);
-        while (!(what & is_last)) {
-            if (what & next_is_full) {
+        while (!__any_sync(~0u, what & is_last)) {  // votes: operands stay in the uniform datapath
+            if (__any_sync(~0u, what & next_is_full)) {
                 what = step<false, false>(dk, dv, &consumer, &before, &stage);
             } else {
                 what = step<false, true>(dk, dv, &consumer, &before, &stage);
