@@ -210,7 +210,7 @@ function tests.hopper_backward()
     equal(must_plan({problem = "bf16 d=64 backward", target = "hopper", arch = "sm_90"}).schedule_backward, "tile=128x128 stages=3")
     for text, needed in pairs {["tile=128x128 stages=2"] = "tile_q 128: with d=128 dQ of 64 rows and all columns leaves no registers",
                                ["tile=64x64 stages=2"] = "tile=64x64 is not 128x128 or 64x128: two warpgroups have 64 keys each",
-                               ["tile=64x128 stages=9"] = "needs 414976 bytes", ["tile=64x128 stages=1"] = "stages=1 is not an integer from 2"} do
+                               ["tile=64x128 stages=9"] = "bytes of shared memory, a block of sm_90 has 232448", ["tile=64x128 stages=1"] = "stages=1 is not an integer from 2"} do
         refuses({problem = "bf16 d=128 backward", target = "hopper", arch = "sm_90", schedule_backward = text}, "INVALID", "schedule_backward", needed)
     end
 end
