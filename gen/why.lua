@@ -2,7 +2,9 @@
 
   why.choice(plan, pass)          -> text: walk, schedules, candidates and reasons; of both passes without pass
   why.tiles(problem, pass, schedule, shape) -> {visited=, full=, partial=, skipped=, counted=, of=} for one head
-  why.text(plan, shape, pass)     -> both as text
+  why.avoidable(problem, schedule, shape, partial) -> {looked=, empty=, full=}: how many of some partial tiles, looked at element by
+                                     element, see nothing or all, so that a closer class would have spared them mask code or all
+  why.text(plan, shape, pass)     -> all of it as text
 
 Values of params are not known here, so tiles that depend on them count as partial. Called by main. ]]
 
@@ -13,6 +15,7 @@ local interval = require "interval"
 local why = {}
 
 local MOST_ROWS, MOST_TILES = 4096, 200000 -- counted of a shape, evenly spread; the text says when it is not all
+local MOST_LOOKED = 32                     -- partial tiles that are looked at, evenly spread
 
 local function walk_text(problem, target)
     local walk, bounds = interval.walk(problem.mask), target == "hopper" and interval.bounds(problem.mask)
@@ -84,6 +87,52 @@ local function count_classes(problem, box, direction, first, length, tile)
     return visited, full, counted
 end
 
+-- Positions of a shape whose sequences end together, as a class reads them.
+local function whole(shape)
+    local q_start = shape.seq_k - shape.seq_q
+    return {b = 0, h = 0, hkv = 0, q_start = q_start, k_start = 0, seq_q = shape.seq_q, seq_k = shape.seq_k,
+            q_lo = q_start, q_hi = q_start + shape.seq_q - 1, k_lo = 0, k_hi = shape.seq_k - 1}
+end
+
+-- Class of a box by all of its elements, some of which are looked at first: most boxes that are partial show it there.
+local function exact_class(mask, box)
+    local env = {b = 0, h = 0, hkv = 0, q_start = box.q_start, k_start = box.k_start, seq_q = box.seq_q, seq_k = box.seq_k}
+    local seen, unseen = false, false
+    for _, step in ipairs {{13, 7}, {1, 1}} do
+        for q = box.q_lo, box.q_hi, step[1] do
+            env.q, env.row = q, q - box.q_start
+            for k = box.k_lo, box.k_hi, step[2] do
+                env.k, env.col = k, k - box.k_start
+                if expression.evaluate(mask, env) then seen = true else unseen = true end
+                if seen and unseen then return "partial" end
+            end
+        end
+    end
+    return seen and "full" or "empty"
+end
+
+function why.avoidable(problem, schedule, shape, partial)
+    local result, met = {looked = 0, empty = 0, full = 0}, 0
+    local step = math.max(1, partial // MOST_LOOKED)
+    local box = whole(shape)
+    local first_q, last_q, first_k, last_k = box.q_lo, box.q_hi, box.k_lo, box.k_hi
+    for q = first_q, last_q, schedule.tile_q do
+        for k = first_k, last_k, schedule.tile_k do
+            box.q_lo, box.q_hi = q, math.min(q + schedule.tile_q - 1, last_q)
+            box.k_lo, box.k_hi = k, math.min(k + schedule.tile_k - 1, last_k)
+            if interval.class(problem.mask, box, {params = {}}) == "partial" then
+                met = met + 1
+                if met % step == 0 and result.looked < MOST_LOOKED then
+                    local class = exact_class(problem.mask, box)
+                    result.looked = result.looked + 1
+                    result[class] = (result[class] or 0) + 1
+                end
+            end
+        end
+    end
+    return result
+end
+
 function why.tiles(problem, pass, schedule, shape)
     local q_start, k_start = shape.seq_k - shape.seq_q, 0
     local forward = pass == "forward"
@@ -99,8 +148,7 @@ function why.tiles(problem, pass, schedule, shape)
     local visited, full, counted = 0, 0, 0
     for row = 0, rows - 1, step do
         local lo, hi = own_start + row * own_tile, own_start + math.min((row + 1) * own_tile, own) - 1
-        local box = {b = 0, h = 0, hkv = 0, q_start = q_start, k_start = k_start, seq_q = shape.seq_q, seq_k = shape.seq_k,
-                     q_lo = q_start, q_hi = q_start + shape.seq_q - 1, k_lo = k_start, k_hi = k_start + shape.seq_k - 1}
+        local box = whole(shape)
         if forward then box.q_lo, box.q_hi = lo, hi else box.k_lo, box.k_hi = lo, hi end
         local v, f, n = count(problem, box, forward and "keys" or "queries", other_start, other, other_tile)
         if not forward and hi - lo + 1 < own_tile then f = 0 end -- keys past the end are masked
@@ -122,6 +170,12 @@ function why.text(plan, shape, pass)
             text = text .. ("%s tiles of %dx%d at seq=%d:%d, per head: visited %d (full %d, partial %d), skipped %d%s\n"):format(
                 row.name, row.values.tile_q, row.values.tile_k, shape.seq_q, shape.seq_k, tiles.visited, tiles.full, tiles.partial,
                 tiles.skipped, tiles.counted < tiles.of and (", counted %d of %d"):format(tiles.counted, tiles.of) or "")
+            if tiles.partial > 0 and tiles.counted == tiles.of and interval.walk(plan.problem.mask).kind == "classify"
+                and not reads_params(plan.problem.mask) then
+                local found = why.avoidable(plan.problem, row.values, shape, tiles.partial)
+                text = text .. ("  of %d partial tiles, element by element, %d see nothing and %d all\n"):format(
+                    found.looked, found.empty, found.full)
+            end
         end
     end
     if shape and reads_params(plan.problem.mask) then

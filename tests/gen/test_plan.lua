@@ -278,6 +278,19 @@ function tests.why_names_the_targets_of_passes()
     end)
 end
 
+-- Partial tiles that a closer class would have spared.
+function tests.why_tells_what_could_be_spared()
+    local function of(mask)
+        local text = main.why {problem = ("bf16 d=64 mask={%s}"):format(mask), target = "mma", arch = "sm_90", schedule = "tile=64x64 warps=4",
+                               shape = {batch = 1, heads_q = 1, heads_kv = 1, seq_q = 256, seq_k = 300}}
+        return text:match "\n  of (.-)\n"
+    end
+    equal(of "dilated(16, 4)", "14 partial tiles, element by element, 0 see nothing and 0 all")
+    equal(of "sin(f32(q + k)) < 2.0", "20 partial tiles, element by element, 0 see nothing and 20 all")
+    equal(of "sin(f32(q + k)) > 2.0 | k == 299", "20 partial tiles, element by element, 16 see nothing and 0 all")
+    equal(of "causal", nil) -- ranges are tight
+end
+
 function tests.candidates_are_those_that_fit_cheapest_first()
     local request = {problem = "bf16 d=256 backward", target = "mma", arch = "sm_86", pass = "backward"}
     local list, cost = main.candidates(request), 0
