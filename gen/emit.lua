@@ -87,7 +87,7 @@ function emit.source(plan, k, read)
         deterministic = p.deterministic,
         aligned = k.variant ~= "any",
         symbol = k.symbol,
-        wgmma = wgmma.text,
+        wgmma = wgmma,
         math = math, string = string, ipairs = ipairs, tonumber = tonumber,
     }
     if k.walks then -- a kernel has a tile of its own and walks over those of the other side

@@ -10,6 +10,9 @@
     high        the upper word of descriptors, operand_high if nil
     first       the first step overwrites the accumulators, which are outputs alone and hold no registers before
 
+  wgmma.steps(depth, chunk_rows) -> the offsets of an operand's steps of 16: along its columns, in chunks of 64 with so many
+      rows, or, without these, down its rows
+
 All steps are one `asm`: the compiler takes an eighth longer where each is one of its own, with all accumulators as its
 operands. Operands and order: PTX ISA, "wgmma.mma_async"; descriptors: "Matrix Descriptor Format". ]]
 
@@ -66,6 +69,12 @@ function wgmma.text(p)
     end
     out[#out + 1] = "}"
     return table.concat(out, "\n")
+end
+
+function wgmma.steps(depth, chunk_rows)
+    local list = {}
+    for i = 0, depth // 16 - 1 do list[i + 1] = chunk_rows and i // 4 * (chunk_rows * 8) + i % 4 * 2 or i * 128 end
+    return list
 end
 
 return wgmma

@@ -20,9 +20,7 @@ constexpr float most_exact = 4096;  // |LSE| in powers of 2; above, it is subtra
 //@ part("listed")
 
 //@ end
-// x, which is the same in all lanes, in a register of the uniform datapath. An operand there costs no read of the register
-// file, which products under way use too.
-static __device__ __forceinline__ int uniform(int x) { return __reduce_max_sync(~0u, x); }
+//@ part("uniform")
 
 //@ text(functions)
 
@@ -34,32 +32,26 @@ static __device__ __forceinline__ int uniform(int x) { return __reduce_max_sync(
 
 //@ part("wgmma")
 
-//@ -- Offsets of an operand's steps of 16: along its columns, in chunks of 64 with so many rows, or else down its rows.
-//@ local function offsets(depth, chunk_rows)
-//@     local list = {}
-//@     for i = 0, depth // 16 - 1 do list[i + 1] = chunk_rows and i // 4 * (chunk_rows * 8) + i % 4 * 2 or i * 128 end
-//@     return list
-//@ end
-//@ text(wgmma{name = "multiply_kq", comment = "Starts s = K Q^T of a warpgroup.", columns = c.tile_q, dtype = dtype, first = true,
-//@            a = {"shared", offsets(c.depth_qk, c.tile_k)}, b = offsets(c.depth_qk, c.tile_q)})
+//@ text(wgmma.text{name = "multiply_kq", comment = "Starts s = K Q^T of a warpgroup.", columns = c.tile_q, dtype = dtype, first = true,
+//@            a = {"shared", wgmma.steps(c.depth_qk, c.tile_k)}, b = wgmma.steps(c.depth_qk, c.tile_q)})
 
-//@ text(wgmma{name = "multiply_vdo", comment = "Starts dp = V dO^T of a warpgroup.", columns = c.tile_q, dtype = dtype, first = true,
-//@            a = {"shared", offsets(c.depth_v, c.tile_k)}, b = offsets(c.depth_v, c.tile_q)})
+//@ text(wgmma.text{name = "multiply_vdo", comment = "Starts dp = V dO^T of a warpgroup.", columns = c.tile_q, dtype = dtype, first = true,
+//@            a = {"shared", wgmma.steps(c.depth_v, c.tile_k)}, b = wgmma.steps(c.depth_v, c.tile_q)})
 
 // The upper word of a descriptor without swizzle: 8 rows are 128 bytes. Their second halves are the first ones again, times 0.
 constexpr unsigned of_columns_high = 128 >> 4;
 
-//@ text(wgmma{name = "add_of_columns", comment = "Starts sum += what is known of each column: three bf16 that add up to it, times 1.",
+//@ text(wgmma.text{name = "add_of_columns", comment = "Starts sum += what is known of each column: three bf16 that add up to it, times 1.",
 //@            columns = c.tile_q, dtype = "bf16", a = {"registers"}, b = {0}, high = "of_columns_high"})
 
-//@ text(wgmma{name = "multiply_pdo", comment = "Starts dv += P^T dO of a warpgroup.", columns = c.depth_v, dtype = dtype, transposed = true,
-//@            a = {"registers"}, b = offsets(c.tile_q)})
+//@ text(wgmma.text{name = "multiply_pdo", comment = "Starts dv += P^T dO of a warpgroup.", columns = c.depth_v, dtype = dtype, transposed = true,
+//@            a = {"registers"}, b = wgmma.steps(c.tile_q)})
 
-//@ text(wgmma{name = "multiply_dsq", comment = "Starts dk += dS^T Q of a warpgroup.", columns = c.depth_qk, dtype = dtype, transposed = true,
-//@            a = {"registers"}, b = offsets(c.tile_q)})
+//@ text(wgmma.text{name = "multiply_dsq", comment = "Starts dk += dS^T Q of a warpgroup.", columns = c.depth_qk, dtype = dtype, transposed = true,
+//@            a = {"registers"}, b = wgmma.steps(c.tile_q)})
 
-//@ text(wgmma{name = "multiply_dsk", comment = "Starts dq = dS K, a warpgroup's part.", columns = c.dq_columns, dtype = dtype, transposed = true, first = true,
-//@            a = {"shared", offsets(c.tile_k), transposed = true}, b = offsets(c.tile_k)})
+//@ text(wgmma.text{name = "multiply_dsk", comment = "Starts dq = dS K, a warpgroup's part.", columns = c.dq_columns, dtype = dtype, transposed = true, first = true,
+//@            a = {"shared", wgmma.steps(c.tile_k), transposed = true}, b = wgmma.steps(c.tile_k)})
 
 //@ part("pack")
 
@@ -90,10 +82,7 @@ static __device__ __forceinline__ unsigned where_weighted(unsigned pair) {
 //@ part("element")
 
 //@ end
-// A word of shared memory in lane 0, the lane that tells when the word may be overwritten; 0 in the others. from_lane_0 gives
-// it to all, by another instruction than uniform: with one for both, operands leave the uniform datapath (nvrtc 13.0).
-static __device__ __forceinline__ unsigned in_lane_0(const volatile unsigned *word) { return threadIdx.x % 32 == 0 ? *word : 0; }
-static __device__ __forceinline__ unsigned from_lane_0(unsigned x) { return __reduce_or_sync(~0u, x); }
+//@ part("lane_0")
 
 // What is told of a tile of queries with it.
 typedef struct Tile {
@@ -112,15 +101,7 @@ typedef struct Statistics {
     unsigned is_large, unused[3];      // an LSE is large: the scale multiplies before exact_lse is subtracted
 } Statistics;
 
-// A stage of the ring of queries and dO, and the parity of the present round.
-typedef struct Stage {
-    int index, parity;
-} Stage;
-
-static __device__ __forceinline__ void stage_next(Stage *stage) {
-    stage->index = stage->index + 1 == stages ? 0 : stage->index + 1;
-    stage->parity ^= stage->index == 0;
-}
+//@ part("stage", {what = "queries and dO"})
 
 static __device__ __forceinline__ unsigned bar_q_full(unsigned smem, int stage) { return smem + smem_barriers + 8 * stage; }
 static __device__ __forceinline__ unsigned bar_q_empty(unsigned smem, int stage) { return bar_q_full(smem, stage) + 8 * stages; }

@@ -25,9 +25,7 @@ constexpr float unset = -3.40282347e38f;  // reference of a row that has seen no
 
 //@ part("work")
 
-// x, which is the same in all lanes, in a register of the uniform datapath. An operand there costs no read of the register
-// file, which products under way use too.
-static __device__ __forceinline__ int uniform(int x) { return __reduce_max_sync(~0u, x); }
+//@ part("uniform")
 //@ if capped then
 static __device__ __forceinline__ float uniform_float(float x) { return __int_as_float(uniform(__float_as_int(x))); }
 //@ end
@@ -42,18 +40,12 @@ static __device__ __forceinline__ float uniform_float(float x) { return __int_as
 
 //@ part("wgmma")
 
-//@ -- Offsets of an operand's steps of 16: along its columns, in chunks of 64 with so many rows, or else down its rows.
-//@ local function offsets(depth, chunk_rows)
-//@     local list = {}
-//@     for i = 0, depth // 16 - 1 do list[i + 1] = chunk_rows and i // 4 * (chunk_rows * 8) + i % 4 * 2 or i * 128 end
-//@     return list
-//@ end
-//@ text(wgmma{name = "multiply_qk", comment = "Starts s = Q K^T of a warpgroup.", columns = c.tile_k, dtype = dtype, first = true,
-//@            a = c.q_registers == 1 and {"registers"} or {"shared", offsets(c.depth_qk, c.tile_q)},
-//@            b = offsets(c.depth_qk, c.tile_k)})
+//@ text(wgmma.text{name = "multiply_qk", comment = "Starts s = Q K^T of a warpgroup.", columns = c.tile_k, dtype = dtype, first = true,
+//@            a = c.q_registers == 1 and {"registers"} or {"shared", wgmma.steps(c.depth_qk, c.tile_q)},
+//@            b = wgmma.steps(c.depth_qk, c.tile_k)})
 
-//@ text(wgmma{name = "multiply_pv", comment = "Starts o += P V of a warpgroup.", columns = c.depth_v, dtype = dtype, transposed = true,
-//@            a = {"registers"}, b = offsets(c.tile_k)})
+//@ text(wgmma.text{name = "multiply_pv", comment = "Starts o += P V of a warpgroup.", columns = c.depth_v, dtype = dtype, transposed = true,
+//@            a = {"registers"}, b = wgmma.steps(c.tile_k)})
 
 //@ part("pack")
 
@@ -65,10 +57,7 @@ static __device__ __forceinline__ float uniform_float(float x) { return __int_as
 //@ part("cap")
 
 //@ end
-// A word of shared memory in lane 0, the lane that tells when the word may be overwritten; 0 in the others. from_lane_0 gives
-// it to all, by another instruction than uniform: with one for both, operands leave the uniform datapath (nvrtc 13.0).
-static __device__ __forceinline__ unsigned in_lane_0(const volatile unsigned *word) { return threadIdx.x % 32 == 0 ? *word : 0; }
-static __device__ __forceinline__ unsigned from_lane_0(unsigned x) { return __reduce_or_sync(~0u, x); }
+//@ part("lane_0")
 
 // What is told of a tile: by the planner to the loader, and with the keys in a stage to the consumers.
 typedef struct Tile {
@@ -87,15 +76,7 @@ typedef struct Plan {
     int nth;  // work of the block that the tile is of; -1: there are no more
 } Plan;
 
-// A stage of the ring of keys and values, and the parity of the present round.
-typedef struct Stage {
-    int index, parity;
-} Stage;
-
-static __device__ __forceinline__ void stage_next(Stage *stage) {
-    stage->index = stage->index + 1 == stages ? 0 : stage->index + 1;
-    stage->parity ^= stage->index == 0;
-}
+//@ part("stage", {what = "keys and values"})
 
 static __device__ __forceinline__ Stage stage_before(Stage stage) {
     stage.parity ^= stage.index == 0;
