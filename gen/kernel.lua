@@ -81,7 +81,7 @@ local function backward_workspace(problem, target, s)
         list[2] = {name = "dq_sum", type = "float", bytes = head_dims(problem) * FLOAT_BYTES, dims = rows,
                    doc = "[batch, heads_q, seq_q, depth_qk] sum of dQ / scale"}
     end
-    if target == "hopper" then
+    if target == "hopper" and not problem.deterministic then
         local columns, floats = hopper_dq(problem, s)
         list[2] = {name = "dq_sum", type = "float", bytes = s.tile_q * floats * FLOAT_BYTES,
                    dims = {"batch", "heads_q", ("ceil(seq_q/%d)"):format(s.tile_q)},
@@ -488,19 +488,26 @@ end
 -- Bytes of the regions of the backward's shared memory.
 local function hopper_backward_shared(problem, s)
     local d, dv = head_dims(problem)
-    local tiles = s.tile_q // 64
-    return append({
+    local shared = {
         {"k", s.tile_k * BOX_ROW_BYTES * chunks(d), "[chunks_qk][tile_k][64]"},
         {"v", s.tile_k * BOX_ROW_BYTES * chunks(dv), "[chunks_v][tile_k][64]"},
         {"q", s.stages * s.tile_q * BOX_ROW_BYTES * chunks(d), "[stages][chunks_qk][tile_q][64]"},
         {"dout", s.stages * s.tile_q * BOX_ROW_BYTES * chunks(dv), "[stages][chunks_v][tile_q][64]"},
-        {"ds", 2 * tiles * s.tile_k * BOX_ROW_BYTES, "[2][tile_q / 64][tile_k][64] dS^T"},
+    }
+    if not problem.deterministic then
+        shared[#shared + 1] = {"ds", 2 * s.tile_q // 64 * s.tile_k * BOX_ROW_BYTES, "[2][tile_q / 64][tile_k][64] dS^T"}
+    end
+    append(shared, {
         -- behind the last stands what a wgmma might read of rows of 32 bytes
         {"statistics", s.stages * (36 * s.tile_q + 16) + 16 * s.tile_q, "[stages] LSE and D of the queries"},
-        {"barriers", 8 * (4 * s.stages + 5), "of stages, of dS, of keys and values, of the first tile"},
+        {"barriers", 8 * (4 * s.stages + 5), "of stages, of keys and values, of the first tile, of dS"},
         {"tiles", 16 * (s.stages + 1), "[stages + 1] what the consumers are told of a tile"},
         {"works", 4 * 32, "the work, for the consumers and for each other warp"},
-    }, problem.mask and {{"nonfinite", s.tile_k // 2, "[warps of consumers] bit sets of keys that are not finite"}} or {})
+    })
+    if problem.mask and not problem.deterministic then
+        shared[#shared + 1] = {"nonfinite", s.tile_k // 2, "[warps of consumers] bit sets of keys that are not finite"}
+    end
+    return shared
 end
 
 function hopper.backward_delta(problem, s) return backward_delta(problem, select(2, hopper_dq(problem, s)), s.tile_q) end
@@ -511,7 +518,7 @@ function hopper.backward_dkv(problem, s)
     local warpgroups = s.tile_k // 64
     return {
         name = "backward_dkv", template = "hopper/backward_dkv.cu", calls = {queries = true},
-        title = "dV = P^T dO, dK = scale dS^T Q, dQ sum += dS K",
+        title = problem.deterministic and "dV = P^T dO, dK = scale dS^T Q" or "dV = P^T dO, dK = scale dS^T Q, dQ sum += dS K",
         threads = WARPGROUP * (1 + warpgroups),
         constants = {
             {"depth_qk", d, "head dim of q and k rounded up to one wgmma"},
@@ -539,10 +546,71 @@ function hopper.backward_dkv(problem, s)
         maps = {{tensor = "q", rows = s.tile_q, chunks = box_chunks(problem.d)}, {tensor = "k", rows = s.tile_k, chunks = box_chunks(problem.d)},
                 {tensor = "v", rows = s.tile_k, chunks = box_chunks(problem.dv)}, {tensor = "dout", rows = s.tile_q, chunks = box_chunks(problem.dv)},
                 {tensor = "dk", rows = 16, chunks = 1}, {tensor = "dv", rows = 16, chunks = 1}},
-        phases = {"what is known of rows", "S^T and dP^T, P^T", "dQ of the tile before", "dS^T", "dV += P^T dO, dK += dS^T Q", "dK and dV"},
+        phases = problem.deterministic and {"S^T and dP^T", "P^T", "dS^T", "dV += P^T dO, dK += dS^T Q", "dK and dV"}
+            or {"S^T and dP^T", "P^T", "dQ of the tile before", "dS^T", "dV += P^T dO, dK += dS^T Q", "last dQ, dK and dV"},
         grid = {heads = "heads_kv", seq = "seq_k", rows = s.tile_k},
-        needs = {"dk", "dv", "dq"},
+        needs = problem.deterministic and {"dk", "dv"} or {"dk", "dv", "dq"},
         walks = {over = "queries", own = s.tile_k, other = s.tile_q, parts = 1},
+    }
+end
+
+-- The regions of backward_dq, {shared, stages of keys, of values}: as many tiles of keys and values, up to 4, as there is room for.
+local DQ_TILE_Q, DQ_TILE_K, DQ_MOST_STAGES = 128, 64, 4
+local function hopper_dq_shared(problem)
+    local d, dv = head_dims(problem)
+    local function regions(k_stages, v_stages)
+        return {
+            {"q", DQ_TILE_Q * BOX_ROW_BYTES * chunks(d), "[chunks_qk][tile_q][64]"},
+            {"dout", DQ_TILE_Q * BOX_ROW_BYTES * chunks(dv), "[chunks_v][tile_q][64]"},
+            {"k", k_stages * DQ_TILE_K * BOX_ROW_BYTES * chunks(d), "[k_stages][chunks_qk][tile_k][64]"},
+            {"v", v_stages * DQ_TILE_K * BOX_ROW_BYTES * chunks(dv), "[v_stages][chunks_v][tile_k][64]"},
+            {"barriers", 8 * (2 * k_stages + 2 * v_stages + 3), "of stages, of queries and dO, of the first tile"},
+            {"tiles", 8 * (k_stages + 1), "[k_stages + 1] what the consumers are told of a tile"},
+            {"work", 32, "what all are told of the work"},
+        }
+    end
+    local k_stages, v_stages = DQ_MOST_STAGES, DQ_MOST_STAGES
+    while shared_total(regions(k_stages, v_stages)) > HOPPER_SMEM_BYTES do
+        if v_stages == k_stages then v_stages = v_stages - 1 else k_stages = k_stages - 1 end
+    end
+    return regions(k_stages, v_stages), k_stages, v_stages
+end
+
+function hopper.backward_dq(problem)
+    local d, dv = head_dims(problem)
+    local shared, k_stages, v_stages = hopper_dq_shared(problem)
+    local warpgroups = DQ_TILE_Q // 64
+    return {
+        name = "backward_dq", template = "hopper/backward_dq.cu", calls = {keys = true}, title = "dQ = scale dS K, in the order of keys",
+        threads = WARPGROUP * (1 + warpgroups),
+        constants = {
+            {"depth_qk", d, "head dim of q and k rounded up to one wgmma"},
+            {"depth_v", dv, "the same of v and o"},
+            {"chunks_qk", chunks(d), "boxes of 64 columns of q and k"},
+            {"loads_qk", chunks(d) // box_chunks(problem.d), "copies that load a tile of q or k"},
+            {"loads_v", chunks(dv) // box_chunks(problem.dv), "the same of v or dO"},
+            {"tile_q", DQ_TILE_Q, "queries of a tile"},
+            {"tile_k", DQ_TILE_K, "keys of a tile"},
+            {"warpgroups", warpgroups, "consumers, with 64 queries each"},
+            {"threads", WARPGROUP * (1 + warpgroups), "threads of a block"},
+            {"k_stages", k_stages, "buffers of keys"},
+            {"v_stages", v_stages, "buffers of values"},
+            {"list_heads", HOPPER_LIST_HEADS, "heads whose works are taken together"},
+            {"q_bytes", shared[1][2], "of the queries"},
+            {"dout_bytes", shared[2][2], "of dO"},
+            {"k_bytes", shared[3][2] // k_stages, "of a tile of keys"},
+            {"v_bytes", shared[4][2] // v_stages, "of a tile of values"},
+            {"other_registers", HOPPER_FULL_REGISTERS[1], "a thread of the others"},
+            {"consumer_registers", HOPPER_FULL_REGISTERS[2], "a thread"},
+        },
+        shared = shared,
+        maps = {{tensor = "q", rows = DQ_TILE_Q, chunks = box_chunks(problem.d)}, {tensor = "k", rows = DQ_TILE_K, chunks = box_chunks(problem.d)},
+                {tensor = "v", rows = DQ_TILE_K, chunks = box_chunks(problem.dv)}, {tensor = "dout", rows = DQ_TILE_Q, chunks = box_chunks(problem.dv)},
+                {tensor = "dq", rows = 16, chunks = 1}},
+        phases = {"S and dP", "P", "dS", "dQ += dS K", "store dQ"},
+        grid = {heads = "heads_q", seq = "seq_q", rows = DQ_TILE_Q},
+        needs = {"dq"},
+        walks = {over = "keys", own = DQ_TILE_Q, other = DQ_TILE_K, parts = 1},
     }
 end
 
@@ -572,7 +640,7 @@ end
 -- Whether there is a hopper kernel of a problem's backward; else kernels of target mma take it.
 local HOPPER_BACKWARD_MOST_DIM = 128
 function kernel.hopper_backward(problem)
-    return not problem.score and not problem.deterministic and math.max(problem.d, problem.dv) <= HOPPER_BACKWARD_MOST_DIM
+    return not problem.score and math.max(problem.d, problem.dv) <= HOPPER_BACKWARD_MOST_DIM
 end
 
 -- -- host --------------------------------------------------------------------------------------------------
@@ -681,7 +749,10 @@ local LISTS = {
     },
     hopper = {
         forward = function() return {hopper.forward} end,
-        backward = function() return {hopper.backward_delta, hopper.backward_dkv, hopper.backward_convert} end,
+        backward = function(problem)
+            if problem.deterministic then return {hopper.backward_delta, hopper.backward_dkv, hopper.backward_dq} end
+            return {hopper.backward_delta, hopper.backward_dkv, hopper.backward_convert}
+        end,
     },
     host = {
         forward = function() return {host.forward} end,

@@ -31,7 +31,7 @@ enum {
     LOOM__MAX_ARGS_BYTES = 2048, /* half of what a CUDA kernel takes */
     LOOM__MAX_VARIANTS = 4,
     LOOM__MAX_PASS_KERNELS = 16, /* of one variant */
-    LOOM__MAX_MAPS = 8           /* of one variant */
+    LOOM__MAX_MAPS = 12          /* of one variant */
 };
 
 /* Values a kernel's arguments are packed from: a launch fills the list once, each kernel's rows copy from it.

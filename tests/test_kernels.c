@@ -140,7 +140,7 @@ static bool hopper_goes_back(const char *problem) {
     enum { MOST_D = 128 };
     int d = 0, dv = 0;
     if (sscanf(strstr(problem, " d="), " d=%d:%d", &d, &dv) < 1) fail_msg("no head dim in %s", problem);
-    return d <= MOST_D && dv <= MOST_D && !strstr(problem, " score=") && !strstr(problem, " deterministic");
+    return d <= MOST_D && dv <= MOST_D && !strstr(problem, " score=");
 }
 
 /* Compiles all kernels of a problem for a machine and sequences of that length, 0: any; returns how many spill what

@@ -1,5 +1,8 @@
 //@ -- Of dQ a warpgroup makes one of two tiles of 64 queries; or half of the columns, a chunk of 64 where there are two.
 //@ local two_tiles, two_chunks = c.tile_q == 128, c.chunks_qk == 2
+//@ -- Deterministic dQ has a kernel of its own, hopper/backward_dq.cu.
+//@ local adds_dq = not deterministic
+//@ local finds_nonfinite = has_mask and adds_dq
 //@ text(header)
 
 //@ text(constants)
@@ -50,9 +53,11 @@ constexpr unsigned of_columns_high = 128 >> 4;
 //@ text(wgmma.text{name = "multiply_dsq", comment = "Starts dk += dS^T Q of a warpgroup.", columns = c.depth_qk, dtype = dtype, transposed = true,
 //@            a = {"registers"}, b = wgmma.steps(c.tile_q)})
 
+//@ if adds_dq then
 //@ text(wgmma.text{name = "multiply_dsk", comment = "Starts dq = dS K, a warpgroup's part.", columns = c.dq_columns, dtype = dtype, transposed = true, first = true,
 //@            a = {"shared", wgmma.steps(c.tile_k), transposed = true}, b = wgmma.steps(c.tile_k)})
 
+//@ end
 //@ part("pack")
 
 //@ part("exp2")
@@ -79,6 +84,8 @@ static __device__ __forceinline__ unsigned where_weighted(unsigned pair) {
     return halves;
 }
 
+//@ end
+//@ if finds_nonfinite then
 //@ part("element")
 
 //@ end
@@ -107,10 +114,12 @@ static __device__ __forceinline__ unsigned bar_q_full(unsigned smem, int stage) 
 static __device__ __forceinline__ unsigned bar_q_empty(unsigned smem, int stage) { return bar_q_full(smem, stage) + 8 * stages; }
 static __device__ __forceinline__ unsigned bar_dout_full(unsigned smem, int stage) { return bar_q_full(smem, stage) + 16 * stages; }
 static __device__ __forceinline__ unsigned bar_dout_empty(unsigned smem, int stage) { return bar_q_full(smem, stage) + 24 * stages; }
-static __device__ __forceinline__ unsigned bar_ds_full(unsigned smem, int buffer) { return bar_q_full(smem, 4 * stages) + 8 * buffer; }
-static __device__ __forceinline__ unsigned bar_k_full(unsigned smem) { return bar_q_full(smem, 4 * stages) + 16; }
+static __device__ __forceinline__ unsigned bar_k_full(unsigned smem) { return bar_q_full(smem, 4 * stages); }
 static __device__ __forceinline__ unsigned bar_v_full(unsigned smem) { return bar_k_full(smem) + 8; }
 static __device__ __forceinline__ unsigned bar_told(unsigned smem) { return bar_k_full(smem) + 16; }  // the first tile
+//@ if adds_dq then
+static __device__ __forceinline__ unsigned bar_ds_full(unsigned smem, int buffer) { return bar_k_full(smem) + 24 + 8 * buffer; }
+//@ end
 
 //@ if even then
 // The work of a block. Tiles of one head follow each other, so that they share its queries in the L2 cache.
@@ -274,12 +283,18 @@ typedef struct Consumer {
     const Statistics *statistics;
     unsigned smem;
     unsigned k, v;        // operands, this warpgroup's rows
+//@ if adds_dq then
     unsigned k_of_dq;     // operand of dQ, this warpgroup's columns
+//@ end
     float to_log2;        // from S to powers of 2
+//@ if has_mask then
+    unsigned ones[4];     // operand A of add_of_columns
+//@ else
     unsigned ones[4];     // operand A of add_of_columns; 0 for keys past the end: their S and dP are 0, so P is finite and dS 0
+//@ end
     int warpgroup;
     int key;              // of the sequence, this thread's first; the second is key + 8
-//@ if has_mask then
+//@ if finds_nonfinite then
     uint2 *nonfinite;     // [warps]: bit 4 * i is set if key i of the warp is not finite, or key 8 + i
 //@ end
 } Consumer;
@@ -301,46 +316,18 @@ static __device__ __forceinline__ void add_to_columns(float (&sum)[tile_q / 2], 
 
 //@ local bits = c.tile_q == 128 and "unsigned long long" or "unsigned"
 //@ if has_mask then
-// Which elements of a thread are seen: bit (2 * half + e) * columns + j is key + 8 * half, query 8 * j + lane % 4 * 2 + e. They are found
-// before the products start, when there are registers for what a mask may need; in a loop that is not unrolled.
-constexpr int columns = tile_q / 8;
+//@ part("seen_of", {word = bits, columns = c.tile_q // 8})
 
-static __device__ __forceinline__ ${bits} seen_of(const Consumer *consumer, const Work *work, int query) {
-//@ if not listed then
-    ${bits} seen = 0;
-    bool exact = true;
+// Sets what is not seen to -inf.
+static __device__ __forceinline__ void hide(float (&s)[tile_q / 2], ${bits} seen) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        const int key = consumer->key + 8 * half;
-        if (key >= work->seq_k) continue;
-        Span queries, inner;
-        visible_queries(consumer->args, work, work->k_start + key, work->k_start + key, &queries, &inner);
-        exact = exact && (queries.lo > queries.hi || (queries.lo == inner.lo && queries.hi == inner.hi));
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-            const int first = work->q_start + query + e, lo = max(queries.lo - first + 7, 0) / 8, hi = queries.hi < first ? -1 : min((queries.hi - first) / 8, columns - 1);
-            if (lo <= hi) seen |= (${bits})((2u << hi) - (1u << lo)) << (2 * half + e) * columns;
-        }
+    for (int i = 0; i < tile_q / 2; ++i) {
+        if (!(seen >> (i % 4 * columns + i / 4) & 1)) s[i] = __int_as_float(0xff800000);
     }
-    if (__all_sync(~0u, exact)) return seen;
-    seen = 0;
-//@ else
-    ${bits} seen = 0;
-//@ end
-#pragma unroll 1
-    for (int j = 0; j < columns; ++j) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const int row = query + 8 * j + i % 2, col = consumer->key + i / 2 * 8;
-            const bool is_seen = row < work->seq_q && col < work->seq_k && visible(consumer->args, work, work->q_start + row, work->k_start + col);
-            if (is_seen) seen |= (${bits})1 << (i * columns + j);
-        }
-    }
-    return seen;
 }
 
 //@ end
-//@ if has_mask then
+//@ if finds_nonfinite then
 // Notes which keys are not finite: their S are not, whatever the query. That S may overflow otherwise does no harm.
 static __device__ __forceinline__ void note_nonfinite(const float (&s)[tile_q / 2], const Consumer *consumer) {
     const float most = 3.40282347e38f;
@@ -349,6 +336,7 @@ static __device__ __forceinline__ void note_nonfinite(const float (&s)[tile_q / 
 }
 
 //@ end
+//@ if adds_dq then
 // What is left to do of the tile before.
 typedef struct Before {
     int nth;         // of the tiles of the work
@@ -396,7 +384,7 @@ static __device__ __forceinline__ void add_dq_with_care(float *to, const Consume
 #pragma unroll 1
         for (int key = 0; key < tile_k; ++key) {
             const uint2 of_warp = consumer->nonfinite[key / 16];
-        const bool bad = (key & 8 ? of_warp.y : of_warp.x) >> 4 * (key & 7) & 1;
+            const bool bad = (key & 8 ? of_warp.y : of_warp.x) >> 4 * (key & 7) & 1;
             const int col = work->tile * tile_k + key;
             unsigned pair;
             asm volatile("ld.shared.b32 %0, [%1];" : "=r"(pair) : "r"(k_at + key * 128 + ((column % 64 / 8 ^ key % 8) << 4)));
@@ -462,13 +450,18 @@ static __device__ __forceinline__ void store_ds(const unsigned (&ds)[tile_q / 4]
     }
 }
 
+//@ end
+//@ if adds_dq then
 // A tile of queries; dQ of the one before runs beside it. Returns what is told of it; moves on to the next stage.
+//@ else
+// A tile of queries. Returns what is told of it; moves on to the next stage.
+//@ end
 //@ if has_mask then
 template <bool first, bool masked>
 //@ else
 template <bool first>
 //@ end
-static __device__ __forceinline__ unsigned step(float (&dk)[depth_qk / 2], float (&dv)[depth_v / 2], const Consumer *consumer, Before *before, Stage *stage) {
+//@ text("static __device__ __forceinline__ unsigned step(float (&dk)[depth_qk / 2], float (&dv)[depth_v / 2], const Consumer *consumer, " .. (adds_dq and "Before *before, " or "") .. "Stage *stage) {")
     const unsigned smem = consumer->smem;
     const int lane = threadIdx.x % 32;
     const int at = uniform(stage->index);
@@ -480,7 +473,7 @@ static __device__ __forceinline__ unsigned step(float (&dk)[depth_qk / 2], float
         const Tile *known = first ? &consumer->tiles[told_ahead] : tile;
         Work work = *consumer->work;
         work.head = known->head;
-        seen = seen_of(consumer, &work, known->index * tile_q + lane % 4 * 2);
+        seen = seen_of(consumer->args, &work, consumer->key, known->index * tile_q + lane % 4 * 2);
     }
 //@ end
 
@@ -498,12 +491,17 @@ static __device__ __forceinline__ unsigned step(float (&dk)[depth_qk / 2], float
     multiply_vdo(dp, consumer->v, operand(smem + smem_dout + at * dout_bytes, 1));
     add_to_columns(dp, consumer, 16 * tile_q, at);
     wgmma_commit();
-    const unsigned told[3] = {in_lane_0(&tile->what), in_lane_0(&tile->place), in_lane_0(&consumer->statistics[at].is_large)};
-    const unsigned what = from_lane_0(told[0]), place = from_lane_0(told[1]), is_large = from_lane_0(told[2]);
+//@ if adds_dq then
+    const unsigned told[3] = {in_lane_0(&tile->what), in_lane_0(&consumer->statistics[at].is_large), in_lane_0(&tile->place)};
+    const unsigned what = from_lane_0(told[0]), is_large = from_lane_0(told[1]), place = from_lane_0(told[2]);
+//@ else
+    const unsigned told[2] = {in_lane_0(&tile->what), in_lane_0(&consumer->statistics[at].is_large)};
+    const unsigned what = from_lane_0(told[0]), is_large = from_lane_0(told[1]);
+//@ end
 
     // [2] P^T
     wgmma_wait<1>();
-//@ if has_mask then
+//@ if finds_nonfinite then
     if (first) note_nonfinite(s, consumer);
 //@ end
     float to_log2 = consumer->to_log2;
@@ -512,17 +510,14 @@ static __device__ __forceinline__ unsigned step(float (&dk)[depth_qk / 2], float
 #pragma unroll
         for (int i = 0; i < tile_q / 2; ++i) {
             s[i] = s[i] * consumer->args->scale - lse[i / 4 * 8 + i % 2];
+//@ if not has_mask then
             if (consumer->key + i / 2 % 2 * 8 >= consumer->work->seq_k) s[i] = __int_as_float(0xff800000);
+//@ end
         }
         to_log2 = log2_e;
     }
 //@ if has_mask then
-    if (masked) {
-#pragma unroll
-        for (int i = 0; i < tile_q / 2; ++i) {
-            if (!(seen >> (i % 4 * columns + i / 4) & 1)) s[i] = __int_as_float(0xff800000);
-        }
-    }
+    if (masked) hide(s, seen);
 //@ end
     unsigned p[tile_q / 4];  // pairs of queries
 #pragma unroll
@@ -530,6 +525,7 @@ static __device__ __forceinline__ unsigned step(float (&dk)[depth_qk / 2], float
         p[i] = pack_weights(exp2_approx(fmaf(s[2 * i], to_log2, weight_log2)), exp2_approx(fmaf(s[2 * i + 1], to_log2, weight_log2)));
     }
 
+//@ if adds_dq then
     // [3] dQ of the tile before
     float dq[dq_columns / 2];
     if (!first) {
@@ -541,6 +537,10 @@ static __device__ __forceinline__ unsigned step(float (&dk)[depth_qk / 2], float
     }
 
     // [4] dS^T
+//@ else
+    // [3] dS^T
+    wgmma_wait<0>();
+//@ end
     unsigned ds[tile_q / 4];
 #pragma unroll
     for (int i = 0; i < tile_q / 4; ++i) {
@@ -553,13 +553,12 @@ static __device__ __forceinline__ unsigned step(float (&dk)[depth_qk / 2], float
         y *= 1 / weight_unit;
         p[i] = pack(x, y);
 //@ end
-        x *= dp[2 * i];
-        y *= dp[2 * i + 1];
-        ds[i] = pack(x, y);
+        ds[i] = pack(x * dp[2 * i], y * dp[2 * i + 1]);
 //@ if has_mask then
         if (masked) ds[i] &= where_weighted(p[i]);  // what a row does not see may be NaN
 //@ end
     }
+//@ if adds_dq then
     const int nth = first ? 0 : before->nth + 1;
     store_ds(ds, consumer, buffer_of(nth));
 //@ if has_mask then
@@ -574,19 +573,22 @@ static __device__ __forceinline__ unsigned step(float (&dk)[depth_qk / 2], float
     publish_shared();
     __syncwarp();
     if (lane == 0) barrier_arrive(bar_ds_full(smem, buffer_of(nth)));
+//@ end
 
-    // [5] dV += P^T dO, dK += dS^T Q
+    //@ text("// [" .. (adds_dq and 5 or 4) .. "] dV += P^T dO, dK += dS^T Q")
     wgmma_fence();
     multiply_pdo(dv, p, operand(smem + smem_dout + at * dout_bytes, tile_q * 8));
     wgmma_commit();
     wgmma_fence();
     multiply_dsq(dk, ds, operand(smem + smem_q + at * q_bytes, tile_q * 8));
     wgmma_commit();
-//@ text("if (!first" .. (has_mask and " && !cared" or "") .. ") add_dq(dq, consumer, before);")
+//@ if adds_dq then
+    //@ text("if (!first" .. (has_mask and " && !cared" or "") .. ") add_dq(dq, consumer, before);")
     before->nth = nth;
     before->place = place;
 //@ if has_mask then
     before->what = what;
+//@ end
 //@ end
     wgmma_wait<1>();
     if (lane == 0) barrier_arrive(bar_dout_empty(smem, at));
@@ -622,7 +624,7 @@ static __device__ __forceinline__ void store_${name}(const float (&x)[depth_${ki
 }
 
 //@ end
-//@ text("static __device__ __forceinline__ void consume(const LoomArgs *args, const Work *work, unsigned smem, const Tile *tiles, const Statistics *statistics" .. (has_mask and ", uint2 *nonfinite" or "") .. ") {")
+//@ text("static __device__ __forceinline__ void consume(const LoomArgs *args, const Work *work, unsigned smem, const Tile *tiles, const Statistics *statistics" .. (finds_nonfinite and ", uint2 *nonfinite" or "") .. ") {")
     const int warpgroup = uniform(threadIdx.x / 128) - 1, lane = threadIdx.x % 32;
     Consumer consumer;
     consumer.args = args;
@@ -632,6 +634,7 @@ static __device__ __forceinline__ void store_${name}(const float (&x)[depth_${ki
     consumer.smem = smem;
     consumer.k = operand(smem + smem_k + 8192 * warpgroup, 1);
     consumer.v = operand(smem + smem_v + 8192 * warpgroup, 1);
+//@ if adds_dq then
 //@ if two_tiles then
     consumer.k_of_dq = operand(smem + smem_k, tile_k * 8);
 //@ elseif two_chunks then
@@ -639,15 +642,20 @@ static __device__ __forceinline__ void store_${name}(const float (&x)[depth_${ki
 //@ else
     consumer.k_of_dq = operand(smem + smem_k + warpgroup * (dq_columns * 2), tile_k * 8);
 //@ end
+//@ end
     consumer.to_log2 = args->scale * log2_e;
     consumer.warpgroup = warpgroup;
-//@ if has_mask then
+//@ if finds_nonfinite then
     consumer.nonfinite = nonfinite;
 //@ end
     consumer.key = work->tile * tile_k + 64 * warpgroup + 16 * (threadIdx.x / 32 % 4) + lane / 4;
     const unsigned ones = lane % 4 == 0 ? 0x3f803f80 : lane % 4 == 1 ? 0x3f80 : 0;
+//@ if has_mask then
+    consumer.ones[0] = consumer.ones[1] = constant(ones);
+//@ else
     consumer.ones[0] = constant(consumer.key < work->seq_k ? ones : 0);
     consumer.ones[1] = constant(consumer.key + 8 < work->seq_k ? ones : 0);
+//@ end
     consumer.ones[2] = consumer.ones[3] = constant(0);
     float dk[depth_qk / 2], dv[depth_v / 2];  // [4 * j + 2 * half + e] is key + 8 * half, column 8 * j + lane % 4 * 2 + e
 #pragma unroll
@@ -662,33 +670,42 @@ static __device__ __forceinline__ void store_${name}(const float (&x)[depth_${ki
         store_dv(dv, 0, &consumer);
         store_dk(dk, 0, &consumer);
     } else {
+//@ if adds_dq then
         Before before;
+//@ end
+//@ local arguments = "(dk, dv, &consumer, " .. (adds_dq and "&before, " or "") .. "&stage);"
 //@ if has_mask then
-        unsigned what = step<true, true>(dk, dv, &consumer, &before, &stage);
+        //@ text("unsigned what = step<true, true>" .. arguments)
         while (!__any_sync(~0u, what & is_last)) {  // votes: operands stay in the uniform datapath
             if (__any_sync(~0u, what & next_is_full)) {
-                what = step<false, false>(dk, dv, &consumer, &before, &stage);
+                //@ text("what = step<false, false>" .. arguments)
             } else {
-                what = step<false, true>(dk, dv, &consumer, &before, &stage);
+                //@ text("what = step<false, true>" .. arguments)
             }
         }
 //@ else
-        unsigned what = step<true>(dk, dv, &consumer, &before, &stage);
-        while (!(what & is_last)) what = step<false>(dk, dv, &consumer, &before, &stage);
+        //@ text("unsigned what = step<true>" .. arguments)
+        //@ text("while (!(what & is_last)) what = step<false>" .. arguments)
 //@ end
 
+//@ if adds_dq then
         // [6] dQ of the last tile, dK and dV
         float dq[dq_columns / 2];
         await_ds(&consumer, &before);
         start_dq(dq, &consumer, &before);
+//@ else
+        // [5] dK and dV
+//@ end
         asm volatile("barrier.cta.sync %0, 256;" ::"r"(1) : "memory");  // all consumers are done with queries and dO
         store_dv(dv, 1 / of_sums, &consumer);
         store_dk(dk, scale, &consumer);
+//@ if adds_dq then
         wgmma_wait<0>();
 //@ if has_mask then
         if (!cared_for(&consumer, &before)) add_dq(dq, &consumer, &before);
 //@ else
         add_dq(dq, &consumer, &before);
+//@ end
 //@ end
     }
     if (lane == 0) stores_read();
@@ -713,8 +730,10 @@ extern "C" __global__ void __launch_bounds__(threads, 1) ${symbol}(const __grid_
             barrier_init(bar_q_empty(smem, i), 4 * warpgroups);
             barrier_init(bar_dout_empty(smem, i), 4 * warpgroups);
         }
+//@ if adds_dq then
         barrier_init(bar_ds_full(smem, 0), 4 * warpgroups);
         barrier_init(bar_ds_full(smem, 1), 4 * warpgroups);
+//@ end
         barrier_init(bar_k_full(smem), 1);
         barrier_init(bar_v_full(smem), 1);
         barrier_init(bar_told(smem), 1);
@@ -729,6 +748,6 @@ extern "C" __global__ void __launch_bounds__(threads, 1) ${symbol}(const __grid_
         if (threadIdx.x / 32 == 2) tell<false>(&args, &works[3], smem, statistics);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 ${c.consumer_registers};");
-        //@ text("consume(&args, works, smem, tiles, statistics" .. (has_mask and ", (uint2 *)(shared + smem_nonfinite)" or "") .. ");")
+        //@ text("consume(&args, works, smem, tiles, statistics" .. (finds_nonfinite and ", (uint2 *)(shared + smem_nonfinite)" or "") .. ");")
     }
 }

@@ -110,6 +110,15 @@ static inline int __syncthreads_count(bool x) {
     emu_block_sync();
     return all;
 }
+static inline void ptx_any_of_256(unsigned &any, unsigned x, unsigned barrier) {
+    static unsigned said[16];
+    said[barrier] |= x;
+    emu_named_barrier((int)barrier, 256, 1);
+    any = said[barrier];
+    emu_named_barrier((int)barrier, 256, 1);
+    said[barrier] = 0;
+    emu_named_barrier((int)barrier, 256, 1);
+}
 static inline void __syncwarp() { emu_exchange("__syncwarp", 0); }
 
 template <class T> static inline T __shfl_sync(unsigned, T x, int lane) {

@@ -12,6 +12,8 @@ local CALLS = {
     {"mbarrier.arrive.expect_tx", "emu_barrier_arrive($*);"},
     {"mbarrier.arrive.shared", "ptx_arrive($*);"},
     {"barrier.cta.sync %0, 256", "emu_named_barrier($1, 256, 1);"},
+    {"barrier.cta.sync %0, 128", "emu_named_barrier($1, 128, 1);"},
+    {"barrier.cta.red.or.pred out, %2, 256", "ptx_any_of_256($*);"},
     {"barrier.cta.arrive %0, 256", "emu_named_barrier($1, 256, 0);"},
     {"cp.async.bulk.tensor.5d.shared", "emu_load($*);"},
     {"cp.async.bulk.tensor.5d.global", "emu_store($*);"},

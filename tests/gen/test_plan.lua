@@ -136,13 +136,13 @@ end
 
 function tests.hopper_variants()
     with_hopper(function()
-        local plan = must_plan {problem = "bf16 d=128 causal backward deterministic", target = "hopper", arch = "sm_90", alignment = 0}
+        local plan = must_plan {problem = "bf16 d=128 causal score={softcap(30)} backward", target = "hopper", arch = "sm_90", alignment = 0}
         equal(plan.target, "hopper")
         equal(plan.schedule, "own")
-        equal(plan.schedule_backward, must_plan {problem = "bf16 d=128 causal backward deterministic", target = "mma", arch = "sm_90"}.schedule_backward)
+        equal(plan.schedule_backward, must_plan {problem = "bf16 d=128 causal score={softcap(30)} backward", target = "mma", arch = "sm_90"}.schedule_backward)
         equal(summary(plan), "forward tma hopper sm_90a, forward any mma sm_90, "
-            .. "backward_delta aligned mma sm_90, backward_dkv aligned mma sm_90, backward_dq aligned mma sm_90, "
-            .. "backward_delta any mma sm_90, backward_dkv any mma sm_90, backward_dq any mma sm_90")
+            .. "backward_delta aligned mma sm_90, backward_dkv aligned mma sm_90, backward_convert aligned mma sm_90, "
+            .. "backward_delta any mma sm_90, backward_dkv any mma sm_90, backward_convert any mma sm_90")
         equal(plan.kernels[1].args.rows[1].type, "map")
         equal(plan.kernels[2].args.rows[1].source, "q.data")
         assert(plan.kernels[1].key:find("variant tma\nschedule own\ntarget hopper\narch sm_90a\n", 1, true), plan.kernels[1].key)
@@ -188,8 +188,8 @@ end
 -- A kernel of target mma is one entry of the cache, whatever plan has it.
 function tests.hopper_shares_kernels_of_mma()
     with_hopper(function()
-        local own = must_plan {problem = "bf16 d=128 backward deterministic", target = "hopper", arch = "sm_90", alignment = 0}
-        local mma = must_plan {problem = "bf16 d=128 backward deterministic", target = "mma", arch = "sm_90", alignment = 0}
+        local own = must_plan {problem = "bf16 d=128 score={softcap(30)} backward", target = "hopper", arch = "sm_90", alignment = 0}
+        local mma = must_plan {problem = "bf16 d=128 score={softcap(30)} backward", target = "mma", arch = "sm_90", alignment = 0}
         for i = 2, #mma.kernels do equal(own.kernels[i].key, mma.kernels[i].key) end
         equal(#own.kernels, #mma.kernels)
     end)
@@ -203,7 +203,9 @@ function tests.hopper_backward()
     equal(of "bf16 d=128 causal", "backward_delta tma hopper sm_90a, backward_dkv tma hopper sm_90a, backward_convert tma hopper sm_90a")
     equal(of "fp16 d=16 mask={(q + k) % 3 != 0}", "backward_delta tma hopper sm_90a, backward_dkv_classes tma hopper sm_90a, "
         .. "backward_dkv_order tma hopper sm_90a, backward_dkv tma hopper sm_90a, backward_convert tma hopper sm_90a")
-    for _, text in ipairs {"bf16 d=192:128", "bf16 d=64:256", "bf16 d=64 score={softcap(30)}", "bf16 d=64 deterministic"} do
+    equal(summary(must_plan {problem = "bf16 d=128 backward deterministic", target = "hopper", arch = "sm_90", alignment = 16}),
+        "forward tma hopper sm_90a, backward_delta tma hopper sm_90a, backward_dkv tma hopper sm_90a, backward_dq tma hopper sm_90a")
+    for _, text in ipairs {"bf16 d=192:128", "bf16 d=64:256", "bf16 d=64 score={softcap(30)}"} do
         assert(of(text):find("backward_dkv aligned mma sm_90", 1, true), text)
     end
     equal(must_plan({problem = "bf16 d=64:128 backward", target = "hopper", arch = "sm_90"}).schedule_backward, "tile=64x128 stages=2")
@@ -229,11 +231,11 @@ end
 function tests.forced_schedules()
     with_hopper(function()
         refuses({problem = "bf16 d=64", target = "hopper", arch = "sm_90", schedule = "wrong"}, "INVALID", "schedule", "wrong")
-        local plan = must_plan {problem = "bf16 d=64 backward deterministic", target = "hopper", arch = "sm_90", schedule = "own",
+        local plan = must_plan {problem = "bf16 d=64 score={softcap(30)} backward", target = "hopper", arch = "sm_90", schedule = "own",
                                 schedule_backward = "tile=64x64 warps=4 rows=32 split=2", alignment = 0}
         assert(plan.schedule_backward:find("tile=64x64 ", 1, true))
         assert(plan.kernels[2].schedule ~= "own")
-        refuses({problem = "bf16 d=64 backward deterministic", target = "hopper", arch = "sm_90", schedule_backward = "tile=1"}, "INVALID",
+        refuses({problem = "bf16 d=64 score={softcap(30)} backward", target = "hopper", arch = "sm_90", schedule_backward = "tile=1"}, "INVALID",
             "schedule_backward", "tile=1")
     end)
 end
@@ -268,7 +270,7 @@ end
 
 function tests.why_names_the_targets_of_passes()
     with_hopper(function()
-        local text = main.why {problem = "bf16 d=128 backward deterministic", target = "hopper", arch = "sm_90", alignment = 0}
+        local text = main.why {problem = "bf16 d=128 score={softcap(30)} backward", target = "hopper", arch = "sm_90", alignment = 0}
         for _, words in ipairs {"target   hopper on sm_90\n", "\nforward: own\n  tensors that TMA cannot describe take target mma, tile=",
                                 "\nbackward (kernels of target mma): tile="} do
             assert(text:find(words, 1, true), text)

@@ -10,11 +10,11 @@
 //             98304  dout [stages][chunks_v][tile_q][64]
 //            131072  ds [2][tile_q / 64][tile_k][64] dS^T
 //            163840  statistics [stages] LSE and D of the queries
-//            169600  barriers of stages, of dS, of keys and values, of the first tile
+//            169600  barriers of stages, of keys and values, of the first tile, of dS
 //            169728  tiles [stages + 1] what the consumers are told of a tile
 //            169856  works the work, for the consumers and for each other warp
 //            169984  nonfinite [warps of consumers] bit sets of keys that are not finite
-// Phases     [1] what is known of rows  [2] S^T and dP^T, P^T  [3] dQ of the tile before  [4] dS^T  [5] dV += P^T dO, dK += dS^T Q  [6] dK and dV
+// Phases     [1] S^T and dP^T  [2] P^T  [3] dQ of the tile before  [4] dS^T  [5] dV += P^T dO, dK += dS^T Q  [6] last dQ, dK and dV
 
 constexpr int depth_qk = 128;  // head dim of q and k rounded up to one wgmma
 constexpr int depth_v = 128;  // the same of v and o
@@ -504,10 +504,10 @@ static __device__ __forceinline__ unsigned bar_q_full(unsigned smem, int stage) 
 static __device__ __forceinline__ unsigned bar_q_empty(unsigned smem, int stage) { return bar_q_full(smem, stage) + 8 * stages; }
 static __device__ __forceinline__ unsigned bar_dout_full(unsigned smem, int stage) { return bar_q_full(smem, stage) + 16 * stages; }
 static __device__ __forceinline__ unsigned bar_dout_empty(unsigned smem, int stage) { return bar_q_full(smem, stage) + 24 * stages; }
-static __device__ __forceinline__ unsigned bar_ds_full(unsigned smem, int buffer) { return bar_q_full(smem, 4 * stages) + 8 * buffer; }
-static __device__ __forceinline__ unsigned bar_k_full(unsigned smem) { return bar_q_full(smem, 4 * stages) + 16; }
+static __device__ __forceinline__ unsigned bar_k_full(unsigned smem) { return bar_q_full(smem, 4 * stages); }
 static __device__ __forceinline__ unsigned bar_v_full(unsigned smem) { return bar_k_full(smem) + 8; }
 static __device__ __forceinline__ unsigned bar_told(unsigned smem) { return bar_k_full(smem) + 16; }  // the first tile
+static __device__ __forceinline__ unsigned bar_ds_full(unsigned smem, int buffer) { return bar_k_full(smem) + 24 + 8 * buffer; }
 
 // The work of a block. Few heads at a time, so that their dQ stays in the L2 cache; of these the tiles that take longest first.
 static __device__ __forceinline__ Work work_of(const LoomArgs *args, unsigned block) {
@@ -662,7 +662,7 @@ typedef struct Consumer {
     unsigned k, v;        // operands, this warpgroup's rows
     unsigned k_of_dq;     // operand of dQ, this warpgroup's columns
     float to_log2;        // from S to powers of 2
-    unsigned ones[4];     // operand A of add_of_columns; 0 for keys past the end: their S and dP are 0, so P is finite and dS 0
+    unsigned ones[4];     // operand A of add_of_columns
     int warpgroup;
     int key;              // of the sequence, this thread's first; the second is key + 8
     uint2 *nonfinite;     // [warps]: bit 4 * i is set if key i of the warp is not finite, or key 8 + i
@@ -683,23 +683,23 @@ static __device__ __forceinline__ void add_to_columns(float (&sum)[tile_q / 2], 
     add_of_columns(sum, consumer->ones, of_columns(consumer, offset, stage));
 }
 
-// Which elements of a thread are seen: bit (2 * half + e) * columns + j is key + 8 * half, query 8 * j + lane % 4 * 2 + e. They are found
-// before the products start, when there are registers for what a mask may need; in a loop that is not unrolled.
-constexpr int columns = tile_q / 8;
+// Which elements of a thread are seen: bit (2 * half + e) * columns + j is row + 8 * half of keys, column + 8 * j + e of queries.
+// They are found before the products start, when there are registers for what a mask may need; in a loop that is not unrolled.
+constexpr int columns = 8;
 
-static __device__ __forceinline__ unsigned seen_of(const Consumer *consumer, const Work *work, int query) {
+static __device__ __forceinline__ unsigned seen_of(const LoomArgs *args, const Work *work, int row, int column) {
     unsigned seen = 0;
     bool exact = true;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-        const int key = consumer->key + 8 * half;
-        if (key >= work->seq_k) continue;
-        Span queries, inner;
-        visible_queries(consumer->args, work, work->k_start + key, work->k_start + key, &queries, &inner);
-        exact = exact && (queries.lo > queries.hi || (queries.lo == inner.lo && queries.hi == inner.hi));
+        if (row + 8 * half >= work->seq_k) continue;
+        const int at = work->k_start + row + 8 * half;
+        Span outer, inner;
+        visible_queries(args, work, at, at, &outer, &inner);
+        exact = exact && (outer.lo > outer.hi || (outer.lo == inner.lo && outer.hi == inner.hi));
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
-            const int first = work->q_start + query + e, lo = max(queries.lo - first + 7, 0) / 8, hi = queries.hi < first ? -1 : min((queries.hi - first) / 8, columns - 1);
+            const int first = work->q_start + column + e, lo = max(outer.lo - first + 7, 0) / 8, hi = outer.hi < first ? -1 : min((outer.hi - first) / 8, columns - 1);
             if (lo <= hi) seen |= (unsigned)((2u << hi) - (1u << lo)) << (2 * half + e) * columns;
         }
     }
@@ -709,12 +709,21 @@ static __device__ __forceinline__ unsigned seen_of(const Consumer *consumer, con
     for (int j = 0; j < columns; ++j) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            const int row = query + 8 * j + i % 2, col = consumer->key + i / 2 * 8;
-            const bool is_seen = row < work->seq_q && col < work->seq_k && visible(consumer->args, work, work->q_start + row, work->k_start + col);
+            const int of_keys = row + i / 2 * 8, of_queries = column + 8 * j + i % 2;
+            bool is_seen = of_queries < work->seq_q && of_keys < work->seq_k;
+            is_seen = is_seen && visible(args, work, work->q_start + of_queries, work->k_start + of_keys);
             if (is_seen) seen |= (unsigned)1 << (i * columns + j);
         }
     }
     return seen;
+}
+
+// Sets what is not seen to -inf.
+static __device__ __forceinline__ void hide(float (&s)[tile_q / 2], unsigned seen) {
+#pragma unroll
+    for (int i = 0; i < tile_q / 2; ++i) {
+        if (!(seen >> (i % 4 * columns + i / 4) & 1)) s[i] = __int_as_float(0xff800000);
+    }
 }
 
 // Notes which keys are not finite: their S are not, whatever the query. That S may overflow otherwise does no harm.
@@ -763,7 +772,7 @@ static __device__ __forceinline__ void add_dq_with_care(float *to, const Consume
 #pragma unroll 1
         for (int key = 0; key < tile_k; ++key) {
             const uint2 of_warp = consumer->nonfinite[key / 16];
-        const bool bad = (key & 8 ? of_warp.y : of_warp.x) >> 4 * (key & 7) & 1;
+            const bool bad = (key & 8 ? of_warp.y : of_warp.x) >> 4 * (key & 7) & 1;
             const int col = work->tile * tile_k + key;
             unsigned pair;
             asm volatile("ld.shared.b32 %0, [%1];" : "=r"(pair) : "r"(k_at + key * 128 + ((column % 64 / 8 ^ key % 8) << 4)));
@@ -835,7 +844,7 @@ static __device__ __forceinline__ unsigned step(float (&dk)[depth_qk / 2], float
         const Tile *known = first ? &consumer->tiles[told_ahead] : tile;
         Work work = *consumer->work;
         work.head = known->head;
-        seen = seen_of(consumer, &work, known->index * tile_q + lane % 4 * 2);
+        seen = seen_of(consumer->args, &work, consumer->key, known->index * tile_q + lane % 4 * 2);
     }
 
     // [1] S^T and dP^T
@@ -852,8 +861,8 @@ static __device__ __forceinline__ unsigned step(float (&dk)[depth_qk / 2], float
     multiply_vdo(dp, consumer->v, operand(smem + smem_dout + at * dout_bytes, 1));
     add_to_columns(dp, consumer, 16 * tile_q, at);
     wgmma_commit();
-    const unsigned told[3] = {in_lane_0(&tile->what), in_lane_0(&tile->place), in_lane_0(&consumer->statistics[at].is_large)};
-    const unsigned what = from_lane_0(told[0]), place = from_lane_0(told[1]), is_large = from_lane_0(told[2]);
+    const unsigned told[3] = {in_lane_0(&tile->what), in_lane_0(&consumer->statistics[at].is_large), in_lane_0(&tile->place)};
+    const unsigned what = from_lane_0(told[0]), is_large = from_lane_0(told[1]), place = from_lane_0(told[2]);
 
     // [2] P^T
     wgmma_wait<1>();
@@ -864,16 +873,10 @@ static __device__ __forceinline__ unsigned step(float (&dk)[depth_qk / 2], float
 #pragma unroll
         for (int i = 0; i < tile_q / 2; ++i) {
             s[i] = s[i] * consumer->args->scale - lse[i / 4 * 8 + i % 2];
-            if (consumer->key + i / 2 % 2 * 8 >= consumer->work->seq_k) s[i] = __int_as_float(0xff800000);
         }
         to_log2 = log2_e;
     }
-    if (masked) {
-#pragma unroll
-        for (int i = 0; i < tile_q / 2; ++i) {
-            if (!(seen >> (i % 4 * columns + i / 4) & 1)) s[i] = __int_as_float(0xff800000);
-        }
-    }
+    if (masked) hide(s, seen);
     unsigned p[tile_q / 4];  // pairs of queries
 #pragma unroll
     for (int i = 0; i < tile_q / 4; ++i) {
@@ -897,9 +900,7 @@ static __device__ __forceinline__ unsigned step(float (&dk)[depth_qk / 2], float
         float x, y;
         unpack_weights(p[i], &x, &y);
         p[i] = pack(x, y);
-        x *= dp[2 * i];
-        y *= dp[2 * i + 1];
-        ds[i] = pack(x, y);
+        ds[i] = pack(x * dp[2 * i], y * dp[2 * i + 1]);
         if (masked) ds[i] &= where_weighted(p[i]);  // what a row does not see may be NaN
     }
     const int nth = first ? 0 : before->nth + 1;
@@ -920,7 +921,7 @@ static __device__ __forceinline__ unsigned step(float (&dk)[depth_qk / 2], float
     wgmma_fence();
     multiply_dsq(dk, ds, operand(smem + smem_q + at * q_bytes, tile_q * 8));
     wgmma_commit();
-if (!first && !cared) add_dq(dq, consumer, before);
+    if (!first && !cared) add_dq(dq, consumer, before);
     before->nth = nth;
     before->place = place;
     before->what = what;
@@ -994,8 +995,7 @@ static __device__ __forceinline__ void consume(const LoomArgs *args, const Work 
     consumer.nonfinite = nonfinite;
     consumer.key = work->tile * tile_k + 64 * warpgroup + 16 * (threadIdx.x / 32 % 4) + lane / 4;
     const unsigned ones = lane % 4 == 0 ? 0x3f803f80 : lane % 4 == 1 ? 0x3f80 : 0;
-    consumer.ones[0] = constant(consumer.key < work->seq_k ? ones : 0);
-    consumer.ones[1] = constant(consumer.key + 8 < work->seq_k ? ones : 0);
+    consumer.ones[0] = consumer.ones[1] = constant(ones);
     consumer.ones[2] = consumer.ones[3] = constant(0);
     float dk[depth_qk / 2], dv[depth_v / 2];  // [4 * j + 2 * half + e] is key + 8 * half, column 8 * j + lane % 4 * 2 + e
 #pragma unroll

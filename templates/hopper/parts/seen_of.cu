@@ -1,0 +1,39 @@
+//@ -- word: type of the bits; columns: 8-wide columns of a thread's accumulators
+// Which elements of a thread are seen: bit (2 * half + e) * columns + j is row + 8 * half of ${own.name}, column + 8 * j + e of ${other.name}.
+// They are found before the products start, when there are registers for what a mask may need; in a loop that is not unrolled.
+constexpr int columns = ${columns};
+
+static __device__ __forceinline__ ${word} seen_of(const LoomArgs *args, const Work *work, int row, int column) {
+    ${word} seen = 0;
+//@ if not listed then
+    bool exact = true;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        if (row + 8 * half >= work->${own.seq}) continue;
+        const int at = work->${own.start} + row + 8 * half;
+        Span outer, inner;
+        visible_${other.name}(args, work, at, at, &outer, &inner);
+        exact = exact && (outer.lo > outer.hi || (outer.lo == inner.lo && outer.hi == inner.hi));
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+            const int first = work->${other.start} + column + e, lo = max(outer.lo - first + 7, 0) / 8, hi = outer.hi < first ? -1 : min((outer.hi - first) / 8, columns - 1);
+            if (lo <= hi) seen |= (${word})((2u << hi) - (1u << lo)) << (2 * half + e) * columns;
+        }
+    }
+    if (__all_sync(~0u, exact)) return seen;
+    seen = 0;
+//@ end
+#pragma unroll 1
+    for (int j = 0; j < columns; ++j) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const int of_${own.name} = row + i / 2 * 8, of_${other.name} = column + 8 * j + i % 2;
+            bool is_seen = of_queries < work->seq_q && of_keys < work->seq_k;
+//@ if has_mask then
+            is_seen = is_seen && visible(args, work, work->q_start + of_queries, work->k_start + of_keys);
+//@ end
+            if (is_seen) seen |= (${word})1 << (i * columns + j);
+        }
+    }
+    return seen;
+}
