@@ -73,6 +73,12 @@ local function hopper_dq(problem, s)
     return columns, 2 * 64 * columns // s.tile_q
 end
 
+-- Whether dK or dV of 64 keys fill the registers of a warpgroup: then each of two makes one of them.
+local function is_wide(problem) return math.max(problem.d, problem.dv) > 128 end
+
+-- Whether dQ has a kernel of its own.
+local function has_own_dq(problem) return problem.deterministic or is_wide(problem) end
+
 -- The workspace of the backward: D per row of q, and the f32 sum of dQ where blocks add to it.
 local function backward_workspace(problem, target, s)
     local rows = {"batch", "heads_q", "seq_q"}
@@ -81,7 +87,7 @@ local function backward_workspace(problem, target, s)
         list[2] = {name = "dq_sum", type = "float", bytes = head_dims(problem) * FLOAT_BYTES, dims = rows,
                    doc = "[batch, heads_q, seq_q, depth_qk] sum of dQ / scale"}
     end
-    if target == "hopper" and not problem.deterministic then
+    if target == "hopper" and not has_own_dq(problem) then
         local columns, floats = hopper_dq(problem, s)
         list[2] = {name = "dq_sum", type = "float", bytes = s.tile_q * floats * FLOAT_BYTES,
                    dims = {"batch", "heads_q", ("ceil(seq_q/%d)"):format(s.tile_q)},
@@ -243,26 +249,29 @@ function mma.forward(problem, s)
     }
 end
 
--- D, for kernels whose sum of dQ has so many floats a row, in tiles of so many rows.
+-- D, for kernels whose sum of dQ, if they have one, has so many floats a row, in tiles of so many rows.
 local function backward_delta(problem, sum_columns, sum_tile)
     local rows = 16
     return {
-        name = "backward_delta", template = "mma/backward_delta.cu", title = "D = rowsum(dO * O) - dLSE; dQ sum = 0",
+        name = "backward_delta", template = "mma/backward_delta.cu", title = "D = rowsum(dO * O) - dLSE" .. (sum_columns and "; dQ sum = 0" or ""),
         threads = 128,
         constants = {
             {"dim_v", problem.dv, "head dim of v and o"},
             {"tile_q", rows, "rows of a block"},
             {"threads", 128, "threads of a block"},
-            {"sum_columns", sum_columns, "floats of a row of the sum of dQ"},
-            {"sum_tile", sum_tile, "rows of which it has a multiple"},
+            sum_columns and {"sum_columns", sum_columns, "floats of a row of the sum of dQ"},
+            sum_columns and {"sum_tile", sum_tile, "rows of which it has a multiple"},
         },
         shared = {},
-        phases = {"D of each row", "clear the sum of dQ"},
+        phases = {"D of each row", sum_columns and "clear the sum of dQ"},
         grid = {heads = "heads_q", seq = "seq_q", rows = rows},
     }
 end
 
-function mma.backward_delta(problem) return backward_delta(problem, (head_dims(problem)), 1) end
+function mma.backward_delta(problem)
+    if problem.deterministic then return backward_delta(problem) end
+    return backward_delta(problem, (head_dims(problem)), 1)
+end
 
 -- Columns of dQ a warp of backward_dkv computes at once: all, or as many pairs as leave room beside dK and dV.
 local function dq_step(problem, s)
@@ -494,31 +503,35 @@ local function hopper_backward_shared(problem, s)
         {"q", s.stages * s.tile_q * BOX_ROW_BYTES * chunks(d), "[stages][chunks_qk][tile_q][64]"},
         {"dout", s.stages * s.tile_q * BOX_ROW_BYTES * chunks(dv), "[stages][chunks_v][tile_q][64]"},
     }
-    if not problem.deterministic then
+    if is_wide(problem) then shared[#shared + 1] = {"p", s.stages * s.tile_q * s.tile_k * HALF_BYTES, "[stages] P as accumulators lie"} end
+    if not has_own_dq(problem) then
         shared[#shared + 1] = {"ds", 2 * s.tile_q // 64 * s.tile_k * BOX_ROW_BYTES, "[2][tile_q / 64][tile_k][64] dS^T"}
     end
     append(shared, {
         -- behind the last stands what a wgmma might read of rows of 32 bytes
         {"statistics", s.stages * (36 * s.tile_q + 16) + 16 * s.tile_q, "[stages] LSE and D of the queries"},
-        {"barriers", 8 * (4 * s.stages + 5), "of stages, of keys and values, of the first tile, of dS"},
+        {"barriers", 8 * (4 * s.stages + 3 + math.max(s.stages, 2)), "of stages, of keys and values, of the first tile, of dS or P"},
         {"tiles", 16 * (s.stages + 1), "[stages + 1] what the consumers are told of a tile"},
         {"works", 4 * 32, "the work, for the consumers and for each other warp"},
     })
-    if problem.mask and not problem.deterministic then
+    if problem.mask and not has_own_dq(problem) then
         shared[#shared + 1] = {"nonfinite", s.tile_k // 2, "[warps of consumers] bit sets of keys that are not finite"}
     end
     return shared
 end
 
-function hopper.backward_delta(problem, s) return backward_delta(problem, select(2, hopper_dq(problem, s)), s.tile_q) end
+function hopper.backward_delta(problem, s)
+    if has_own_dq(problem) then return backward_delta(problem) end
+    return backward_delta(problem, select(2, hopper_dq(problem, s)), s.tile_q)
+end
 
 function hopper.backward_dkv(problem, s)
     local d, dv = head_dims(problem)
     local shared = hopper_backward_shared(problem, s)
-    local warpgroups = s.tile_k // 64
+    local warpgroups, own_dq = 2, has_own_dq(problem)
     return {
-        name = "backward_dkv", template = "hopper/backward_dkv.cu", calls = {queries = true},
-        title = problem.deterministic and "dV = P^T dO, dK = scale dS^T Q" or "dV = P^T dO, dK = scale dS^T Q, dQ sum += dS K",
+        name = "backward_dkv", template = is_wide(problem) and "hopper/backward_dkv_wide.cu" or "hopper/backward_dkv.cu", calls = {queries = true},
+        title = own_dq and "dV = P^T dO, dK = scale dS^T Q" or "dV = P^T dO, dK = scale dS^T Q, dQ sum += dS K",
         threads = WARPGROUP * (1 + warpgroups),
         constants = {
             {"depth_qk", d, "head dim of q and k rounded up to one wgmma"},
@@ -532,7 +545,9 @@ function hopper.backward_dkv(problem, s)
             {"warpgroups", warpgroups, "consumers, with 64 keys each"},
             {"threads", WARPGROUP * (1 + warpgroups), "threads of a block"},
             {"stages", s.stages, "buffers of queries and dO"},
+            {"own_dq", own_dq and 1 or 0, "1: dQ has a kernel of its own"},
             {"dq_columns", (hopper_dq(problem, s)), "of dQ that a warpgroup makes"},
+            {"p_bytes", s.tile_q * s.tile_k * HALF_BYTES, "of P of a tile"},
             {"list_heads", HOPPER_LIST_HEADS, "heads whose works are taken together"},
             {"q_bytes", s.tile_q * BOX_ROW_BYTES * chunks(d), "of a tile of queries"},
             {"dout_bytes", s.tile_q * BOX_ROW_BYTES * chunks(dv), "of a tile of dO"},
@@ -546,10 +561,10 @@ function hopper.backward_dkv(problem, s)
         maps = {{tensor = "q", rows = s.tile_q, chunks = box_chunks(problem.d)}, {tensor = "k", rows = s.tile_k, chunks = box_chunks(problem.d)},
                 {tensor = "v", rows = s.tile_k, chunks = box_chunks(problem.dv)}, {tensor = "dout", rows = s.tile_q, chunks = box_chunks(problem.dv)},
                 {tensor = "dk", rows = 16, chunks = 1}, {tensor = "dv", rows = 16, chunks = 1}},
-        phases = problem.deterministic and {"S^T and dP^T", "P^T", "dS^T", "dV += P^T dO, dK += dS^T Q", "dK and dV"}
+        phases = is_wide(problem) and {"S^T or dP^T", "P^T or dS^T", "dV += P^T dO or dK += dS^T Q"} or own_dq and {"S^T and dP^T", "P^T", "dS^T", "dV += P^T dO, dK += dS^T Q", "dK and dV"}
             or {"S^T and dP^T", "P^T", "dQ of the tile before", "dS^T", "dV += P^T dO, dK += dS^T Q", "last dQ, dK and dV"},
         grid = {heads = "heads_kv", seq = "seq_k", rows = s.tile_k},
-        needs = problem.deterministic and {"dk", "dv"} or {"dk", "dv", "dq"},
+        needs = own_dq and {"dk", "dv"} or {"dk", "dv", "dq"},
         walks = {over = "queries", own = s.tile_k, other = s.tile_q, parts = 1},
     }
 end
@@ -634,14 +649,15 @@ end
 -- Registers that a consumer of the backward needs: dK, dV, P, dP and a part of dQ, and what else there is.
 function kernel.hopper_backward_needed(problem, s)
     local d, dv = head_dims(problem)
+    if is_wide(problem) then return math.max(d, dv) // 2 + s.tile_q // 2 + s.tile_q // 4 + HOPPER_OTHER_REGISTERS end
     return (d + dv) // 2 + s.tile_q // 4 + s.tile_q // 2 + hopper_dq(problem, s) // 2 + HOPPER_OTHER_REGISTERS
 end
 
 -- Whether there is a hopper kernel of a problem's backward; else kernels of target mma take it.
-local HOPPER_BACKWARD_MOST_DIM = 128
-function kernel.hopper_backward(problem)
-    return not problem.score and math.max(problem.d, problem.dv) <= HOPPER_BACKWARD_MOST_DIM
-end
+function kernel.hopper_backward(problem) return not problem.score end
+
+-- Keys of a block of the hopper backward: 64 for each warpgroup, or for both together.
+function kernel.hopper_backward_keys(problem) return is_wide(problem) and 64 or 128 end
 
 -- -- host --------------------------------------------------------------------------------------------------
 
@@ -750,7 +766,7 @@ local LISTS = {
     hopper = {
         forward = function() return {hopper.forward} end,
         backward = function(problem)
-            if problem.deterministic then return {hopper.backward_delta, hopper.backward_dkv, hopper.backward_dq} end
+            if has_own_dq(problem) then return {hopper.backward_delta, hopper.backward_dkv, hopper.backward_dq} end
             return {hopper.backward_delta, hopper.backward_dkv, hopper.backward_convert}
         end,
     },

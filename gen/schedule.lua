@@ -115,10 +115,10 @@ local SPACE = {
             end
             return list
         end,
-        backward = function()
-            local list = {}
-            for _, row in ipairs {{128, 3}, {128, 2}, {64, 2}, {64, 3}} do
-                list[#list + 1] = {tile_q = row[1], tile_k = 128, stages = row[2]}
+        backward = function(problem)
+            local list, keys = {}, kernel.hopper_backward_keys(problem)
+            for _, row in ipairs(keys == 128 and {{128, 3}, {128, 2}, {64, 2}, {64, 3}} or {{64, 2}}) do
+                list[#list + 1] = {tile_q = row[1], tile_k = keys, stages = row[2]}
             end
             return list
         end,
@@ -208,9 +208,11 @@ local RULES = {
             if needed <= limit then return nil end
             return ("needs about %d registers a thread, %d consumer warpgroups leave %d"):format(needed, s.tile_q // 64, limit)
         end},
-        {"backward", function(s)
-            if s.tile_k == 128 and (s.tile_q == 64 or s.tile_q == 128) then return nil end
-            return ("tile=%dx%d is not 128x128 or 64x128: two warpgroups have 64 keys each"):format(s.tile_q, s.tile_k)
+        {"backward", function(s, problem)
+            local keys = kernel.hopper_backward_keys(problem)
+            if s.tile_k == keys and (s.tile_q == 64 or s.tile_q == 128 and keys == 128) then return nil end
+            return ("tile=%dx%d: with d=%d:%d a block has %d keys, and 64%s queries at a time"):format(s.tile_q, s.tile_k, problem.d, problem.dv,
+                keys, keys == 128 and " or 128" or "")
         end},
         {"backward", function(s, problem)
             if s.tile_q == 64 or problem.d <= 64 then return nil end

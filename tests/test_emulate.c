@@ -532,6 +532,9 @@ static const kernel KERNELS[] = {
     {"fp16 d=72:40 causal backward deterministic", NULL, {RUN(2, 2, 2, 130, 260, 1, 1, .layout = LOOM__LAYOUT_PADDED)}},
     {"bf16 d=64 mask={k % 7 != 3 & window(70, 9)} backward deterministic", NULL,
      {RUN(1, 2, 1, 260, 260, 1, 6, .num_not_finite = 20)}},
+    {"bf16 d=256 causal backward", NULL, {RUN(1, 2, 1, 130, 150, 1, 1)}},
+    {"fp16 d=192:72 backward", NULL, {RUN(1, 4, 4, 60, 2, 1, 2, .spread = 6), RUN(1, 1, 1, 1, 0, 1, 2), RUN(1, 2, 1, 70, 70, 1, 3, .spread = 60)}},
+    {"bf16 d=40:136 mask={k % 7 != 3 & window(70, 9)} backward", NULL, {RUN(1, 2, 1, 130, 130, 1, 6, .num_not_finite = 9)}},
     {"bf16 d=16 mask={doc[q] == doc[k] & h != 1} params={doc: i32[seq_k]} backward deterministic", NULL, {RUN(1, 2, 1, 300, 300, 1, 8)}},
     {"bf16 d=16 mask={doc[q] == doc[k] & h != 1} params={doc: i32[seq_k]} backward", NULL, {RUN(1, 2, 1, 300, 300, 1, 8)}},
 };
@@ -600,6 +603,8 @@ static const kernel SLOW_KERNELS[] = {
     {"bf16 d=128 backward", NULL, {RUN(1, 2, 1, 400, 300, 1, 1), RUN(2, 2, 2, 130, 500, 1, 2, .spread = 6)}},
     {"bf16 d=64 causal backward", NULL, {RUN(1, 4, 2, 400, 413, 1, 1), RUN(1, 1, 1, 700, 300, 1, 2, .spread = 30)}},
     {"fp16 d=128 mask={longformer(40, 20)} backward", NULL, {RUN(1, 2, 1, 400, 413, 1, 1)}},
+    {"bf16 d=256 backward", NULL, {RUN(1, 4, 2, 200, 213, 1, 1)}},
+    {"bf16 d=256 mask={longformer(40, 20)} backward", NULL, {RUN(1, 2, 1, 200, 213, 1, 1)}},
     {"bf16 d=128 causal backward deterministic", NULL, {RUN(1, 4, 2, 400, 413, 1, 1), RUN(1, 1, 1, 500, 300, 1, 2, .spread = 30)}},
     {"bf16 d=96 mask={(q / 64 + k / 32) % 3 != 1 & k % 50 != 9} backward", NULL, {RUN(1, 2, 1, 300, 413, 1, 1, .num_not_finite = 5)}},
 };
@@ -908,6 +913,7 @@ static void rows_keep_their_bits_beside_others(void **state) {
 /* -- Faults ------------------------------------------------------------------------------------------- */
 
 #define ALONE "bf16 d=128 mask={k % 50 != 9 & k <= q} backward deterministic"
+#define WIDE "bf16 d=144 mask={k % 50 != 9 & k <= q} backward"
 #define BACKWARD "bf16 d=64 mask={k % 50 != 9 & k <= q} backward"
 static const struct {
     const char *what, *from, *to;
@@ -942,13 +948,16 @@ static const struct {
      "barrier_wait(bar_ds_full(consumer->smem, buffer_of(before->nth)), parity_of(before->nth));", "", BACKWARD},
     {"dS is overwritten while it is read", "int buffer_of(int nth) { return nth & 1; }", "int buffer_of(int nth) { return 0; }", BACKWARD},
     {"dV overwrites dO while it is read", "asm volatile(\"barrier.cta.sync %0, 256;\" ::\"r\"(1) : \"memory\");", "", BACKWARD},
-    {"keys past the end have a weight", "consumer.key < work->seq_k ? ones : 0", "ones", "fp16 d=64 backward"},
+    {"keys past the end have a weight", "key < seq_k ? one : 0", "one", "fp16 d=64 backward"},
     {"D is not subtracted", "in_three(-x[i])", "in_three(0 * x[i])", BACKWARD},
     {"an infinite key meets a dS of 0", "if (!__any_sync(~0u, found.x | found.y)) return false;", "return false;", BACKWARD},
     {"keys of dQ are loaded before their stage is empty", "barrier_wait(bar_k_empty(smem, k_stage), (nth / k_stages & 1) ^ 1);", "", ALONE},
     {"values of dQ are read before they have come", "barrier_wait(bar_v_full(smem, v_stage), v_parity);", "", ALONE},
     {"an infinite key meets a dS of 0 in dQ", "any_consumer(bad)", "false", ALONE},
     {"keys are cleared while another warpgroup makes S of them", "any_consumer(bad)", "bad", ALONE},
+    {"P is read before it is whole", "barrier_wait(bar_p_full(smem, at), stage->parity);", "", WIDE},
+    {"dO is released while dV is made of it", "wgmma_wait<1>();  // dV", "", WIDE},
+    {"queries are released while dK is made of them", "wgmma_wait<1>();  // dK", "", WIDE},
     {"a score is in other units", "consumer.to_log2 = score_unit(args) * log2_e;", "consumer.to_log2 = log2_e;",
      "bf16 d=64 score={alibi(0.1)}"},
 };
@@ -965,7 +974,9 @@ static void faults_are_found(void **state) {
     for (size_t i = 0; i < COUNT(FAULTS); i++) {
         const char *problem = FAULTS[i].problem ? FAULTS[i].problem : "bf16 d=64 causal";
         loom_plan *plan = plan_of(problem, strstr(problem, " backward")
-                                               ? (strstr(problem, "d=128") ? "tile=64x128 stages=2" : "tile=128x128 stages=2")
+                                               ? (strstr(problem, "d=144")   ? "tile=64x64 stages=2"
+                                                  : strstr(problem, "d=128") ? "tile=64x128 stages=2"
+                                                                             : "tile=128x128 stages=2")
                                                : "tile=128x64 stages=2 q_buffers=1 q_registers=0 p_sets=2 ping_pong=1");
         emulator.faulty = strstr(problem, " deterministic") ? "attnloom_backward_dq"
                           : strstr(problem, " backward")    ? "attnloom_backward_dkv"

@@ -1,19 +1,11 @@
 //@ -- Of dQ a warpgroup makes one of two tiles of 64 queries; or half of the columns, a chunk of 64 where there are two.
 //@ local two_tiles, two_chunks = c.tile_q == 128, c.chunks_qk == 2
-//@ -- Deterministic dQ has a kernel of its own, hopper/backward_dq.cu.
-//@ local adds_dq = not deterministic
+//@ local adds_dq = c.own_dq == 0  -- else it is made by hopper/backward_dq.cu
 //@ local finds_nonfinite = has_mask and adds_dq
 //@ text(header)
 
 //@ text(constants)
-constexpr float log2_e = 1.44269504f;
-constexpr float weight_log2 = 14, weight_unit = 16384;  // P is kept in fp16 and 2^14 times as large: also small weights are exact there
-//@ if dtype == "bf16" then
-constexpr float of_sums = weight_unit;  // dK, dV and dQ are summed up as many times as large
-//@ else
-constexpr float of_sums = 1;  // dK, dV and dQ are summed up as many times as large: in fp16 dS has no room
-//@ end
-constexpr float most_exact = 4096;  // |LSE| in powers of 2; above, it is subtracted from S after the scale has multiplied
+//@ part("weight_unit")
 
 //@ text(arguments)
 
@@ -35,23 +27,7 @@ constexpr float most_exact = 4096;  // |LSE| in powers of 2; above, it is subtra
 
 //@ part("wgmma")
 
-//@ text(wgmma.text{name = "multiply_kq", comment = "Starts s = K Q^T of a warpgroup.", columns = c.tile_q, dtype = dtype, first = true,
-//@            a = {"shared", wgmma.steps(c.depth_qk, c.tile_k)}, b = wgmma.steps(c.depth_qk, c.tile_q)})
-
-//@ text(wgmma.text{name = "multiply_vdo", comment = "Starts dp = V dO^T of a warpgroup.", columns = c.tile_q, dtype = dtype, first = true,
-//@            a = {"shared", wgmma.steps(c.depth_v, c.tile_k)}, b = wgmma.steps(c.depth_v, c.tile_q)})
-
-// The upper word of a descriptor without swizzle: 8 rows are 128 bytes. Their second halves are the first ones again, times 0.
-constexpr unsigned of_columns_high = 128 >> 4;
-
-//@ text(wgmma.text{name = "add_of_columns", comment = "Starts sum += what is known of each column: three bf16 that add up to it, times 1.",
-//@            columns = c.tile_q, dtype = "bf16", a = {"registers"}, b = {0}, high = "of_columns_high"})
-
-//@ text(wgmma.text{name = "multiply_pdo", comment = "Starts dv += P^T dO of a warpgroup.", columns = c.depth_v, dtype = dtype, transposed = true,
-//@            a = {"registers"}, b = wgmma.steps(c.tile_q)})
-
-//@ text(wgmma.text{name = "multiply_dsq", comment = "Starts dk += dS^T Q of a warpgroup.", columns = c.depth_qk, dtype = dtype, transposed = true,
-//@            a = {"registers"}, b = wgmma.steps(c.tile_q)})
+//@ part("backward_products")
 
 //@ if adds_dq then
 //@ text(wgmma.text{name = "multiply_dsk", comment = "Starts dq = dS K, a warpgroup's part.", columns = c.dq_columns, dtype = dtype, transposed = true, first = true,
@@ -62,219 +38,20 @@ constexpr unsigned of_columns_high = 128 >> 4;
 
 //@ part("exp2")
 
-// Two weights in fp16, and back.
-static __device__ __forceinline__ unsigned pack_weights(float lo, float hi) {
-    unsigned pair;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(hi), "f"(lo));
-    return pair;
-}
+//@ part("weights")
 
-static __device__ __forceinline__ void unpack_weights(unsigned pair, float *lo, float *hi) {
-    float x, y;
-    asm("{.reg .f16 l, h; mov.b32 {l, h}, %2; cvt.f32.f16 %0, l; cvt.f32.f16 %1, h;}" : "=f"(x), "=f"(y) : "r"(pair));
-    *lo = x;
-    *hi = y;
-}
-
-//@ if has_mask then
-// 0xffff in each half of a pair of P that is not 0; P is not negative.
-static __device__ __forceinline__ unsigned where_weighted(unsigned pair) {
-    unsigned halves;
-    asm("prmt.b32 %0, %1, 0, 0xbb99;" : "=r"(halves) : "r"(pair + 0x7fff7fffu));  // each byte the sign of its half
-    return halves;
-}
-
-//@ end
 //@ if finds_nonfinite then
 //@ part("element")
 
 //@ end
-//@ part("lane_0")
-
-// What is told of a tile of queries with it.
-typedef struct Tile {
-    unsigned what;
-    unsigned place;  // among those of all heads
-    unsigned index;  // among those of its head
-    unsigned head;
-} Tile;
-constexpr int told_ahead = stages;  // place of the first tile of a work, as it is told before its queries have come
-constexpr unsigned is_full = 1, next_is_full = 2, is_last = 4, is_none = 8;
-
-// What goes with the queries and dO of a stage: 16 bytes a row, of which wgmma reads the first three as bf16.
-typedef struct Statistics {
-    uint4 lse[tile_q], delta[tile_q];  // in units of S, and D; negative
-    float exact_lse[tile_q];
-    unsigned is_large, unused[3];      // an LSE is large: the scale multiplies before exact_lse is subtracted
-} Statistics;
-
-//@ part("stage", {what = "queries and dO"})
-
-static __device__ __forceinline__ unsigned bar_q_full(unsigned smem, int stage) { return smem + smem_barriers + 8 * stage; }
-static __device__ __forceinline__ unsigned bar_q_empty(unsigned smem, int stage) { return bar_q_full(smem, stage) + 8 * stages; }
-static __device__ __forceinline__ unsigned bar_dout_full(unsigned smem, int stage) { return bar_q_full(smem, stage) + 16 * stages; }
-static __device__ __forceinline__ unsigned bar_dout_empty(unsigned smem, int stage) { return bar_q_full(smem, stage) + 24 * stages; }
-static __device__ __forceinline__ unsigned bar_k_full(unsigned smem) { return bar_q_full(smem, 4 * stages); }
-static __device__ __forceinline__ unsigned bar_v_full(unsigned smem) { return bar_k_full(smem) + 8; }
-static __device__ __forceinline__ unsigned bar_told(unsigned smem) { return bar_k_full(smem) + 16; }  // the first tile
-//@ if adds_dq then
-static __device__ __forceinline__ unsigned bar_ds_full(unsigned smem, int buffer) { return bar_k_full(smem) + 24 + 8 * buffer; }
-//@ end
-
-//@ if even then
-// The work of a block. Tiles of one head follow each other, so that they share its queries in the L2 cache.
-//@ else
-// The work of a block. Few heads at a time, so that their dQ stays in the L2 cache; of these the tiles that take longest first.
-//@ end
-static __device__ __forceinline__ Work work_of(const LoomArgs *args, unsigned block) {
-    const int tiles = (args->seq_k + tile_k - 1) / tile_k;
-//@ if even then
-    const int head = block / tiles, row = block - head * tiles;
-//@ else
-    const int list = block / (list_heads * tiles), first = list * list_heads, present = min(list_heads, args->batch * args->heads_kv - first);
-    const int place = block - first * tiles, row = place / present, head = first + place - row * present;
-//@ end
-    const int batch = head / args->heads_kv, head_kv = head - batch * args->heads_kv;
-    Work work = {batch, head_kv * args->group, head_kv, row, args->seq_q, args->seq_k, args->q_start, args->k_start};
-//@ if listed and not even then
-    work.tile = tile_at(args, mask_of(args, batch, work.head), row);
-//@ end
-    return work;
-}
-
-// -- Loader and tellers: warps, which take the same way through the tiles ----------------------------------------
-
-// The tiles of queries that see the block's keys, of one head of the group after another.
-typedef struct Way {
-    Work *work;  // this warp's, of the head of `tile`, in shared memory: these warps have few registers
-    Walk walk;
-    int tile, head_end;
-    bool full;  // all of the tile's queries see all keys
-} Way;
-
-// To the next tile; false: there is none.
-static __device__ __forceinline__ bool way_next(const LoomArgs *args, Way *way) {
-    way->tile = walk_next(args, way->work, &way->walk, &way->full);
-    while (way->tile == way->walk.end) {
-        const int head = way->work->head + 1;
-        if (head == way->head_end) return false;
-        __syncwarp();  // all lanes have read it
-        way->work->head = head;
-        __syncwarp();
-        way->walk = walk_begin(args, way->work);
-        way->tile = walk_next(args, way->work, &way->walk, &way->full);
-    }
-    return true;
-}
-
-static __device__ __forceinline__ Way way_of(const LoomArgs *args, Work *work) {
-    Way way;
-    way.work = work;
-    way.walk = walk_begin(args, work);
-    way.head_end = work->head + args->group;
-    return way;
-}
-
-static __device__ __forceinline__ void load(const LoomArgs *args, Work *work, unsigned smem, Tile *tiles) {
-    const bool leader = threadIdx.x % 32 == 0;
-    Way way = way_of(args, work);
-    bool more = way_next(args, &way);
-    if (leader) {
-        const Tile ahead = {more ? 0 : is_none, 0, (unsigned)way.tile, (unsigned)work->head};
-        tiles[told_ahead] = ahead;
-        barrier_arrive(bar_told(smem));
-    }
-    if (leader && more) {
-        barrier_expect(bar_k_full(smem), k_bytes);
-#pragma unroll
-        for (int i = 0; i < loads_qk; ++i) {
-            load_box(smem + smem_k + i * tile_k * 128, &args->k_map, 64 * i, work->tile * tile_k, work->head_kv, work->batch, bar_k_full(smem));
-        }
-        barrier_expect(bar_v_full(smem), v_bytes);
-#pragma unroll
-        for (int i = 0; i < loads_v; ++i) {
-            load_box(smem + smem_v + i * tile_k * 128, &args->v_map, 64 * i, work->tile * tile_k, work->head_kv, work->batch, bar_v_full(smem));
-        }
-    }
-    const unsigned tiles_q = (work->seq_q + tile_q - 1) / tile_q;
-    for (Stage stage = {0, 1}; more; stage_next(&stage)) {
-        const int tile = way.tile, head = work->head;
-        const unsigned full = way.full ? is_full : 0;
-        more = way_next(args, &way);
-        if (!leader) continue;
-        const Tile told = {full | (!more ? is_last : way.full ? next_is_full : 0), (work->batch * args->heads_q + head) * tiles_q + tile, (unsigned)tile, (unsigned)head};
-        barrier_wait(bar_q_empty(smem, stage.index), stage.parity);
-        tiles[stage.index] = told;
-        barrier_expect(bar_q_full(smem, stage.index), q_bytes);
-#pragma unroll
-        for (int i = 0; i < loads_qk; ++i) {
-            load_box(smem + smem_q + stage.index * q_bytes + i * tile_q * 128, &args->q_map, 64 * i, tile * tile_q, head, work->batch,
-                     bar_q_full(smem, stage.index));
-        }
-        barrier_wait(bar_dout_empty(smem, stage.index), stage.parity);
-        barrier_expect(bar_dout_full(smem, stage.index), dout_bytes);
-#pragma unroll
-        for (int i = 0; i < loads_v; ++i) {
-            load_box(smem + smem_dout + stage.index * dout_bytes + i * tile_q * 128, &args->dout_map, 64 * i, tile * tile_q, head, work->batch,
-                     bar_dout_full(smem, stage.index));
-        }
-    }
-}
-
-// Three bf16 whose sum is x to 24 bits, and zeros.
-static __device__ __forceinline__ uint4 in_three(float x) {
-    const unsigned hi = __float_as_uint(x) & 0xffff0000;
-    const float rest = x - __uint_as_float(hi);
-    const unsigned mid = __float_as_uint(rest) & 0xffff0000;
-    const float last = rest - __uint_as_float(mid);
-    return uint4{hi >> 16 | mid, __float_as_uint(last) >> 16, 0, 0};
-}
-
-// Tells LSE of the rows of each tile, or D: goes with the queries, or with dO.
-template <bool of_lse> static __device__ __forceinline__ void tell(const LoomArgs *args, Work *work, unsigned smem, Statistics *statistics) {
-    constexpr int rows = tile_q / 32;  // of a lane
-    const int lane = threadIdx.x % 32;
-    const float unseen = __int_as_float(0xff800000);  // LSE of a row that sees no key
-    const float per_scale = 1 / args->scale;
-    Way way = way_of(args, work);
-    bool more = way_next(args, &way);
-    for (Stage stage = {0, 1}; more; stage_next(&stage)) {
-        const int head = work->head, first_row = way.tile * tile_q + lane;
-        const float *from = of_lse ? args->lse + work->batch * args->lse_stride_batch + head * args->lse_stride_head + first_row * args->lse_stride_seq
-                                   : args->delta + ((long long)work->batch * args->heads_q + head) * work->seq_q + first_row;
-        const long long step = of_lse ? 32 * args->lse_stride_seq : 32;
-        float x[rows];
-        bool large = false;
-#pragma unroll
-        for (int i = 0; i < rows; ++i) x[i] = first_row + 32 * i < work->seq_q ? from[i * step] : of_lse ? unseen : 0;
-        more = way_next(args, &way);
-        Statistics *to = &statistics[stage.index];
-        if (of_lse) {
-#pragma unroll
-            for (int i = 0; i < rows; ++i) large = large || !(fabsf(x[i]) * log2_e <= most_exact || x[i] == unseen);
-            large = __any_sync(~0u, large);
-            barrier_wait(bar_q_empty(smem, stage.index), stage.parity);
-            if (lane == 0) to->is_large = large;
-        } else {
-            barrier_wait(bar_dout_empty(smem, stage.index), stage.parity);
-        }
-#pragma unroll
-        for (int i = 0; i < rows; ++i) {
-            if (of_lse) {  // -inf: P is 0, as under +inf
-                to->lse[32 * i + lane] = large ? uint4{0, 0, 0, 0} : in_three(x[i] == unseen ? -3e38f : -x[i] * per_scale);
-                to->exact_lse[32 * i + lane] = x[i] == unseen ? -unseen : x[i];
-            } else {
-                to->delta[32 * i + lane] = in_three(-x[i]);
-            }
-        }
-        publish_shared();
-        __syncwarp();
-        if (lane == 0) barrier_arrive(of_lse ? bar_q_full(smem, stage.index) : bar_dout_full(smem, stage.index));
-    }
-}
+//@ part("query_tiles")
 
 // -- Consumers: a warpgroup has 64 keys --------------------------------------------------------------------------
 
+//@ if adds_dq then
+static __device__ __forceinline__ unsigned bar_ds_full(unsigned smem, int buffer) { return bar_told(smem) + 8 + 8 * buffer; }
+
+//@ end
 // What stays the same for a consumer.
 typedef struct Consumer {
     const LoomArgs *args;
@@ -287,11 +64,7 @@ typedef struct Consumer {
     unsigned k_of_dq;     // operand of dQ, this warpgroup's columns
 //@ end
     float to_log2;        // from S to powers of 2
-//@ if has_mask then
-    unsigned ones[4];     // operand A of add_of_columns
-//@ else
-    unsigned ones[4];     // operand A of add_of_columns; 0 for keys past the end: their S and dP are 0, so P is finite and dS 0
-//@ end
+    unsigned ones[4];     // see make_ones
     int warpgroup;
     int key;              // of the sequence, this thread's first; the second is key + 8
 //@ if finds_nonfinite then
@@ -299,32 +72,11 @@ typedef struct Consumer {
 //@ end
 } Consumer;
 
-// x, which the compiler does not make anew before each use.
-static __device__ __forceinline__ unsigned constant(unsigned x) {
-    unsigned y;
-    asm volatile("mov.b32 %0, %1;" : "=r"(y) : "r"(x));
-    return y;
-}
-
-static __device__ __forceinline__ unsigned of_columns(const Consumer *consumer, unsigned offset, int stage) {
-    return (consumer->smem + smem_statistics + stage * (int)sizeof(Statistics) + offset & 0x3ffff) >> 4;
-}
-
-static __device__ __forceinline__ void add_to_columns(float (&sum)[tile_q / 2], const Consumer *consumer, unsigned offset, int stage) {
-    add_of_columns(sum, consumer->ones, of_columns(consumer, offset, stage));
-}
-
 //@ local bits = c.tile_q == 128 and "unsigned long long" or "unsigned"
 //@ if has_mask then
 //@ part("seen_of", {word = bits, columns = c.tile_q // 8})
 
-// Sets what is not seen to -inf.
-static __device__ __forceinline__ void hide(float (&s)[tile_q / 2], ${bits} seen) {
-#pragma unroll
-    for (int i = 0; i < tile_q / 2; ++i) {
-        if (!(seen >> (i % 4 * columns + i / 4) & 1)) s[i] = __int_as_float(0xff800000);
-    }
-}
+//@ part("hide", {word = bits})
 
 //@ end
 //@ if finds_nonfinite then
@@ -483,13 +235,13 @@ template <bool first>
     if (first) barrier_wait(bar_k_full(smem), 0);
     wgmma_fence();
     multiply_kq(s, consumer->k, operand(smem + smem_q + at * q_bytes, 1));
-    add_to_columns(s, consumer, 0, at);
+    add_to_columns(s, consumer->ones, smem, 0, at);
     wgmma_commit();
     barrier_wait(bar_dout_full(smem, at), stage->parity);
     if (first) barrier_wait(bar_v_full(smem), 0);
     wgmma_fence();
     multiply_vdo(dp, consumer->v, operand(smem + smem_dout + at * dout_bytes, 1));
-    add_to_columns(dp, consumer, 16 * tile_q, at);
+    add_to_columns(dp, consumer->ones, smem, 16 * tile_q, at);
     wgmma_commit();
 //@ if adds_dq then
     const unsigned told[3] = {in_lane_0(&tile->what), in_lane_0(&consumer->statistics[at].is_large), in_lane_0(&tile->place)};
@@ -598,34 +350,11 @@ template <bool first>
     return what;
 }
 
-//@ for _, row in ipairs {{"dk", "q", "qk"}, {"dv", "dout", "v"}} do
-//@ local name, region, kind = row[1], row[2], row[3]
-// Starts writing ${name} through the shared memory of ${region}, which nobody reads any more: each warp its 16 rows, in the swizzle of boxes.
-static __device__ __forceinline__ void store_${name}(const float (&x)[depth_${kind} / 2], float scale, const Consumer *consumer) {
-    if (!consumer->args->${name}) return;
-    const int lane = threadIdx.x % 32, first_row = 64 * consumer->warpgroup + 16 * (threadIdx.x / 32 % 4);
-    const unsigned boxes = consumer->smem + smem_${region} + first_row * 128;
-#pragma unroll
-    for (int j = 0; j < depth_${kind} / 8; j += 2) {  // 16 columns
-        const unsigned at = boxes + j / 8 * (tile_k * 128) + lane % 16 * 128 + (((j + lane / 16) % 8 ^ lane % 8) << 4);
-        asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
-                     ::"r"(at), "r"(pack(x[4 * j] * scale, x[4 * j + 1] * scale)), "r"(pack(x[4 * j + 2] * scale, x[4 * j + 3] * scale)),
-                     "r"(pack(x[4 * j + 4] * scale, x[4 * j + 5] * scale)), "r"(pack(x[4 * j + 6] * scale, x[4 * j + 7] * scale)) : "memory");
-    }
-    publish_shared();
-    __syncwarp();
-    if (lane > 0) return;
-    const Work *work = consumer->work;
-#pragma unroll
-    for (int i = 0; i < chunks_${kind}; ++i) {
-        store_box(&consumer->args->${name}_map, boxes + i * tile_k * 128, 64 * i, work->tile * tile_k + first_row, work->head_kv, work->batch);
-    }
-    stores_commit();
-}
+//@ part("store_gradients")
 
-//@ end
 //@ text("static __device__ __forceinline__ void consume(const LoomArgs *args, const Work *work, unsigned smem, const Tile *tiles, const Statistics *statistics" .. (finds_nonfinite and ", uint2 *nonfinite" or "") .. ") {")
     const int warpgroup = uniform(threadIdx.x / 128) - 1, lane = threadIdx.x % 32;
+    const int first_row = 64 * warpgroup + 16 * (threadIdx.x / 32 % 4);  // of this warp
     Consumer consumer;
     consumer.args = args;
     consumer.work = work;
@@ -648,15 +377,8 @@ static __device__ __forceinline__ void store_${name}(const float (&x)[depth_${ki
 //@ if finds_nonfinite then
     consumer.nonfinite = nonfinite;
 //@ end
-    consumer.key = work->tile * tile_k + 64 * warpgroup + 16 * (threadIdx.x / 32 % 4) + lane / 4;
-    const unsigned ones = lane % 4 == 0 ? 0x3f803f80 : lane % 4 == 1 ? 0x3f80 : 0;
-//@ if has_mask then
-    consumer.ones[0] = consumer.ones[1] = constant(ones);
-//@ else
-    consumer.ones[0] = constant(consumer.key < work->seq_k ? ones : 0);
-    consumer.ones[1] = constant(consumer.key + 8 < work->seq_k ? ones : 0);
-//@ end
-    consumer.ones[2] = consumer.ones[3] = constant(0);
+    consumer.key = work->tile * tile_k + first_row + lane / 4;
+    make_ones(consumer.ones, consumer.key, work->seq_k);
     float dk[depth_qk / 2], dv[depth_v / 2];  // [4 * j + 2 * half + e] is key + 8 * half, column 8 * j + lane % 4 * 2 + e
 #pragma unroll
     for (int i = 0; i < depth_qk / 2; ++i) dk[i] = 0;
@@ -667,8 +389,8 @@ static __device__ __forceinline__ void store_${name}(const float (&x)[depth_${ki
     const float scale = args->scale / of_sums;
     barrier_wait(bar_told(smem), 0);
     if (from_lane_0(in_lane_0(&tiles[told_ahead].what)) & is_none) {
-        store_dv(dv, 0, &consumer);
-        store_dk(dk, 0, &consumer);
+        store_dv(dv, 0, args, work, smem, first_row);
+        store_dk(dk, 0, args, work, smem, first_row);
     } else {
 //@ if adds_dq then
         Before before;
@@ -697,8 +419,8 @@ static __device__ __forceinline__ void store_${name}(const float (&x)[depth_${ki
         // [5] dK and dV
 //@ end
         asm volatile("barrier.cta.sync %0, 256;" ::"r"(1) : "memory");  // all consumers are done with queries and dO
-        store_dv(dv, 1 / of_sums, &consumer);
-        store_dk(dk, scale, &consumer);
+        store_dv(dv, 1 / of_sums, args, work, smem, first_row);
+        store_dk(dk, scale, args, work, smem, first_row);
 //@ if adds_dq then
         wgmma_wait<0>();
 //@ if has_mask then
@@ -718,25 +440,11 @@ extern "C" __global__ void __launch_bounds__(threads, 1) ${symbol}(const __grid_
     Work *works = (Work *)(shared + smem_works);  // the consumers', and one of each other warp
     Statistics *statistics = (Statistics *)(shared + smem_statistics);
     if (threadIdx.x == 0) {
-        prefetch_map(&args.q_map);
-        prefetch_map(&args.k_map);
-        prefetch_map(&args.v_map);
-        prefetch_map(&args.dout_map);
-        if (args.dk) prefetch_map(&args.dk_map);
-        if (args.dv) prefetch_map(&args.dv_map);
-        for (int i = 0; i < stages; ++i) {
-            barrier_init(bar_q_full(smem, i), 2);
-            barrier_init(bar_dout_full(smem, i), 2);
-            barrier_init(bar_q_empty(smem, i), 4 * warpgroups);
-            barrier_init(bar_dout_empty(smem, i), 4 * warpgroups);
-        }
+        begin_barriers(&args, smem);
 //@ if adds_dq then
         barrier_init(bar_ds_full(smem, 0), 4 * warpgroups);
         barrier_init(bar_ds_full(smem, 1), 4 * warpgroups);
 //@ end
-        barrier_init(bar_k_full(smem), 1);
-        barrier_init(bar_v_full(smem), 1);
-        barrier_init(bar_told(smem), 1);
         publish_shared();
     }
     if (threadIdx.x / 32 < 4 && threadIdx.x % 32 == 0) works[threadIdx.x / 32] = work_of(&args, blockIdx.x);

@@ -46,7 +46,7 @@ extern "C" __global__ void __launch_bounds__(threads) ${symbol}(const __grid_con
         if (args.dlse) sum -= args.dlse[work.batch * args.dlse_stride_batch + row * args.dlse_stride_seq + work.head * args.dlse_stride_head];
         args.delta[head * work.seq_q + row] = sum;
     }
-//@ if not deterministic then
+//@ if c.sum_columns then
 
     // [2] clear the sum of dQ
     const int first = work.tile * tile_q, end = (work.seq_q + sum_tile - 1) / sum_tile * sum_tile;

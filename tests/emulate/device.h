@@ -183,6 +183,12 @@ static inline void ptx_load_4_words(unsigned &x, unsigned &y, unsigned &z, unsig
     ptx_load_word(w, at + 12);
 }
 
+static inline void ptx_store_4_words_shared(unsigned at, unsigned x, unsigned y, unsigned z, unsigned w) {
+    const unsigned words[4] = {x, y, z, w};
+    emu_check_shared(at, 16);
+    memcpy(emu_shared + at, words, 16);
+}
+
 // Four matrices of 8 x 8 halves; lane 8 m + r has the address of row r of matrix m.
 static inline void ptx_ldmatrix(unsigned &a, unsigned &b, unsigned &c, unsigned &d, unsigned at) {
     const unsigned lane = threadIdx.x % 32;

@@ -35,6 +35,7 @@ local CALLS = {
     {"cvt.rn.f16x2.f32", "ptx_pack_fp16($*);"},
     {"ld.shared.v4.b32", "ptx_load_4_words($*);"},
     {"ld.shared.b32", "ptx_load_word($*);"},
+    {"st.shared.v4.b32", "ptx_store_4_words_shared($*);"},
     {"st.shared.b32", "ptx_store_word($*);"},
     {"red.shared.or.b32", "ptx_or_word($*);"},
     {"st.global.v4.b32", "ptx_store_4_words($*);"},

@@ -10,7 +10,7 @@
 //             98304  dout [stages][chunks_v][tile_q][64]
 //            131072  ds [2][tile_q / 64][tile_k][64] dS^T
 //            163840  statistics [stages] LSE and D of the queries
-//            169600  barriers of stages, of keys and values, of the first tile, of dS
+//            169600  barriers of stages, of keys and values, of the first tile, of dS or P
 //            169728  tiles [stages + 1] what the consumers are told of a tile
 //            169856  works the work, for the consumers and for each other warp
 //            169984  nonfinite [warps of consumers] bit sets of keys that are not finite
@@ -507,7 +507,6 @@ static __device__ __forceinline__ unsigned bar_dout_empty(unsigned smem, int sta
 static __device__ __forceinline__ unsigned bar_k_full(unsigned smem) { return bar_q_full(smem, 4 * stages); }
 static __device__ __forceinline__ unsigned bar_v_full(unsigned smem) { return bar_k_full(smem) + 8; }
 static __device__ __forceinline__ unsigned bar_told(unsigned smem) { return bar_k_full(smem) + 16; }  // the first tile
-static __device__ __forceinline__ unsigned bar_ds_full(unsigned smem, int buffer) { return bar_k_full(smem) + 24 + 8 * buffer; }
 
 // The work of a block. Few heads at a time, so that their dQ stays in the L2 cache; of these the tiles that take longest first.
 static __device__ __forceinline__ Work work_of(const LoomArgs *args, unsigned block) {
@@ -650,7 +649,51 @@ template <bool of_lse> static __device__ __forceinline__ void tell(const LoomArg
     }
 }
 
+// -- What is told is added by wgmma ------------------------------------------------------------------------------------------
+
+// x, which the compiler does not make anew before each use.
+static __device__ __forceinline__ unsigned constant(unsigned x) {
+    unsigned y;
+    asm volatile("mov.b32 %0, %1;" : "=r"(y) : "r"(x));
+    return y;
+}
+
+// Operand A of add_of_columns: ones. 0 for keys past the end where nothing else hides them: their S and dP are 0, so P is finite and
+// dS 0. key is this thread's first, the second is key + 8.
+static __device__ __forceinline__ void make_ones(unsigned (&ones)[4], int key, int seq_k) {
+    const int lane = threadIdx.x % 32;
+    const unsigned one = lane % 4 == 0 ? 0x3f803f80 : lane % 4 == 1 ? 0x3f80 : 0;
+    ones[0] = ones[1] = constant(one);
+    ones[2] = ones[3] = constant(0);
+}
+
+// Starts sum += what is told of each query at `offset` in the statistics of a stage.
+static __device__ __forceinline__ void add_to_columns(float (&sum)[tile_q / 2], const unsigned (&ones)[4], unsigned smem, unsigned offset, int stage) {
+    add_of_columns(sum, ones, (smem + smem_statistics + stage * (int)sizeof(Statistics) + offset & 0x3ffff) >> 4);
+}
+
+// One thread's: of all that is named above.
+static __device__ __forceinline__ void begin_barriers(const LoomArgs *args, unsigned smem) {
+    prefetch_map(&args->q_map);
+    prefetch_map(&args->k_map);
+    prefetch_map(&args->v_map);
+    prefetch_map(&args->dout_map);
+    if (args->dk) prefetch_map(&args->dk_map);
+    if (args->dv) prefetch_map(&args->dv_map);
+    for (int i = 0; i < stages; ++i) {
+        barrier_init(bar_q_full(smem, i), 2);
+        barrier_init(bar_dout_full(smem, i), 2);
+        barrier_init(bar_q_empty(smem, i), 4 * warpgroups);
+        barrier_init(bar_dout_empty(smem, i), 4 * warpgroups);
+    }
+    barrier_init(bar_k_full(smem), 1);
+    barrier_init(bar_v_full(smem), 1);
+    barrier_init(bar_told(smem), 1);
+}
+
 // -- Consumers: a warpgroup has 64 keys --------------------------------------------------------------------------
+
+static __device__ __forceinline__ unsigned bar_ds_full(unsigned smem, int buffer) { return bar_told(smem) + 8 + 8 * buffer; }
 
 // What stays the same for a consumer.
 typedef struct Consumer {
@@ -662,26 +705,11 @@ typedef struct Consumer {
     unsigned k, v;        // operands, this warpgroup's rows
     unsigned k_of_dq;     // operand of dQ, this warpgroup's columns
     float to_log2;        // from S to powers of 2
-    unsigned ones[4];     // operand A of add_of_columns
+    unsigned ones[4];     // see make_ones
     int warpgroup;
     int key;              // of the sequence, this thread's first; the second is key + 8
     uint2 *nonfinite;     // [warps]: bit 4 * i is set if key i of the warp is not finite, or key 8 + i
 } Consumer;
-
-// x, which the compiler does not make anew before each use.
-static __device__ __forceinline__ unsigned constant(unsigned x) {
-    unsigned y;
-    asm volatile("mov.b32 %0, %1;" : "=r"(y) : "r"(x));
-    return y;
-}
-
-static __device__ __forceinline__ unsigned of_columns(const Consumer *consumer, unsigned offset, int stage) {
-    return (consumer->smem + smem_statistics + stage * (int)sizeof(Statistics) + offset & 0x3ffff) >> 4;
-}
-
-static __device__ __forceinline__ void add_to_columns(float (&sum)[tile_q / 2], const Consumer *consumer, unsigned offset, int stage) {
-    add_of_columns(sum, consumer->ones, of_columns(consumer, offset, stage));
-}
 
 // Which elements of a thread are seen: bit (2 * half + e) * columns + j is row + 8 * half of keys, column + 8 * j + e of queries.
 // They are found before the products start, when there are registers for what a mask may need; in a loop that is not unrolled.
@@ -719,9 +747,9 @@ static __device__ __forceinline__ unsigned seen_of(const LoomArgs *args, const W
 }
 
 // Sets what is not seen to -inf.
-static __device__ __forceinline__ void hide(float (&s)[tile_q / 2], unsigned seen) {
+static __device__ __forceinline__ void hide(float (&s)[4 * columns], unsigned seen) {
 #pragma unroll
-    for (int i = 0; i < tile_q / 2; ++i) {
+    for (int i = 0; i < 4 * columns; ++i) {
         if (!(seen >> (i % 4 * columns + i / 4) & 1)) s[i] = __int_as_float(0xff800000);
     }
 }
@@ -853,13 +881,13 @@ static __device__ __forceinline__ unsigned step(float (&dk)[depth_qk / 2], float
     if (first) barrier_wait(bar_k_full(smem), 0);
     wgmma_fence();
     multiply_kq(s, consumer->k, operand(smem + smem_q + at * q_bytes, 1));
-    add_to_columns(s, consumer, 0, at);
+    add_to_columns(s, consumer->ones, smem, 0, at);
     wgmma_commit();
     barrier_wait(bar_dout_full(smem, at), stage->parity);
     if (first) barrier_wait(bar_v_full(smem), 0);
     wgmma_fence();
     multiply_vdo(dp, consumer->v, operand(smem + smem_dout + at * dout_bytes, 1));
-    add_to_columns(dp, consumer, 16 * tile_q, at);
+    add_to_columns(dp, consumer->ones, smem, 16 * tile_q, at);
     wgmma_commit();
     const unsigned told[3] = {in_lane_0(&tile->what), in_lane_0(&consumer->statistics[at].is_large), in_lane_0(&tile->place)};
     const unsigned what = from_lane_0(told[0]), is_large = from_lane_0(told[1]), place = from_lane_0(told[2]);
@@ -933,11 +961,12 @@ static __device__ __forceinline__ unsigned step(float (&dk)[depth_qk / 2], float
     return what;
 }
 
-// Starts writing dk through the shared memory of q, which nobody reads any more: each warp its 16 rows, in the swizzle of boxes.
-static __device__ __forceinline__ void store_dk(const float (&x)[depth_qk / 2], float scale, const Consumer *consumer) {
-    if (!consumer->args->dk) return;
-    const int lane = threadIdx.x % 32, first_row = 64 * consumer->warpgroup + 16 * (threadIdx.x / 32 % 4);
-    const unsigned boxes = consumer->smem + smem_q + first_row * 128;
+// Starts writing dk through the shared memory of q, which nobody reads any more: each warp 16 rows from
+// first_row on, in the swizzle of boxes.
+static __device__ __forceinline__ void store_dk(const float (&x)[depth_qk / 2], float scale, const LoomArgs *args, const Work *work, unsigned smem, int first_row) {
+    if (!args->dk) return;
+    const int lane = threadIdx.x % 32;
+    const unsigned boxes = smem + smem_q + first_row * 128;
 #pragma unroll
     for (int j = 0; j < depth_qk / 8; j += 2) {  // 16 columns
         const unsigned at = boxes + j / 8 * (tile_k * 128) + lane % 16 * 128 + (((j + lane / 16) % 8 ^ lane % 8) << 4);
@@ -948,19 +977,19 @@ static __device__ __forceinline__ void store_dk(const float (&x)[depth_qk / 2], 
     publish_shared();
     __syncwarp();
     if (lane > 0) return;
-    const Work *work = consumer->work;
 #pragma unroll
     for (int i = 0; i < chunks_qk; ++i) {
-        store_box(&consumer->args->dk_map, boxes + i * tile_k * 128, 64 * i, work->tile * tile_k + first_row, work->head_kv, work->batch);
+        store_box(&args->dk_map, boxes + i * tile_k * 128, 64 * i, work->tile * tile_k + first_row, work->head_kv, work->batch);
     }
     stores_commit();
 }
 
-// Starts writing dv through the shared memory of dout, which nobody reads any more: each warp its 16 rows, in the swizzle of boxes.
-static __device__ __forceinline__ void store_dv(const float (&x)[depth_v / 2], float scale, const Consumer *consumer) {
-    if (!consumer->args->dv) return;
-    const int lane = threadIdx.x % 32, first_row = 64 * consumer->warpgroup + 16 * (threadIdx.x / 32 % 4);
-    const unsigned boxes = consumer->smem + smem_dout + first_row * 128;
+// Starts writing dv through the shared memory of dout, which nobody reads any more: each warp 16 rows from
+// first_row on, in the swizzle of boxes.
+static __device__ __forceinline__ void store_dv(const float (&x)[depth_v / 2], float scale, const LoomArgs *args, const Work *work, unsigned smem, int first_row) {
+    if (!args->dv) return;
+    const int lane = threadIdx.x % 32;
+    const unsigned boxes = smem + smem_dout + first_row * 128;
 #pragma unroll
     for (int j = 0; j < depth_v / 8; j += 2) {  // 16 columns
         const unsigned at = boxes + j / 8 * (tile_k * 128) + lane % 16 * 128 + (((j + lane / 16) % 8 ^ lane % 8) << 4);
@@ -971,16 +1000,17 @@ static __device__ __forceinline__ void store_dv(const float (&x)[depth_v / 2], f
     publish_shared();
     __syncwarp();
     if (lane > 0) return;
-    const Work *work = consumer->work;
 #pragma unroll
     for (int i = 0; i < chunks_v; ++i) {
-        store_box(&consumer->args->dv_map, boxes + i * tile_k * 128, 64 * i, work->tile * tile_k + first_row, work->head_kv, work->batch);
+        store_box(&args->dv_map, boxes + i * tile_k * 128, 64 * i, work->tile * tile_k + first_row, work->head_kv, work->batch);
     }
     stores_commit();
 }
 
+
 static __device__ __forceinline__ void consume(const LoomArgs *args, const Work *work, unsigned smem, const Tile *tiles, const Statistics *statistics, uint2 *nonfinite) {
     const int warpgroup = uniform(threadIdx.x / 128) - 1, lane = threadIdx.x % 32;
+    const int first_row = 64 * warpgroup + 16 * (threadIdx.x / 32 % 4);  // of this warp
     Consumer consumer;
     consumer.args = args;
     consumer.work = work;
@@ -993,10 +1023,8 @@ static __device__ __forceinline__ void consume(const LoomArgs *args, const Work 
     consumer.to_log2 = args->scale * log2_e;
     consumer.warpgroup = warpgroup;
     consumer.nonfinite = nonfinite;
-    consumer.key = work->tile * tile_k + 64 * warpgroup + 16 * (threadIdx.x / 32 % 4) + lane / 4;
-    const unsigned ones = lane % 4 == 0 ? 0x3f803f80 : lane % 4 == 1 ? 0x3f80 : 0;
-    consumer.ones[0] = consumer.ones[1] = constant(ones);
-    consumer.ones[2] = consumer.ones[3] = constant(0);
+    consumer.key = work->tile * tile_k + first_row + lane / 4;
+    make_ones(consumer.ones, consumer.key, work->seq_k);
     float dk[depth_qk / 2], dv[depth_v / 2];  // [4 * j + 2 * half + e] is key + 8 * half, column 8 * j + lane % 4 * 2 + e
 #pragma unroll
     for (int i = 0; i < depth_qk / 2; ++i) dk[i] = 0;
@@ -1007,8 +1035,8 @@ static __device__ __forceinline__ void consume(const LoomArgs *args, const Work 
     const float scale = args->scale / of_sums;
     barrier_wait(bar_told(smem), 0);
     if (from_lane_0(in_lane_0(&tiles[told_ahead].what)) & is_none) {
-        store_dv(dv, 0, &consumer);
-        store_dk(dk, 0, &consumer);
+        store_dv(dv, 0, args, work, smem, first_row);
+        store_dk(dk, 0, args, work, smem, first_row);
     } else {
         Before before;
         unsigned what = step<true, true>(dk, dv, &consumer, &before, &stage);
@@ -1025,8 +1053,8 @@ static __device__ __forceinline__ void consume(const LoomArgs *args, const Work 
         await_ds(&consumer, &before);
         start_dq(dq, &consumer, &before);
         asm volatile("barrier.cta.sync %0, 256;" ::"r"(1) : "memory");  // all consumers are done with queries and dO
-        store_dv(dv, 1 / of_sums, &consumer);
-        store_dk(dk, scale, &consumer);
+        store_dv(dv, 1 / of_sums, args, work, smem, first_row);
+        store_dk(dk, scale, args, work, smem, first_row);
         wgmma_wait<0>();
         if (!cared_for(&consumer, &before)) add_dq(dq, &consumer, &before);
     }
@@ -1040,23 +1068,9 @@ extern "C" __global__ void __launch_bounds__(threads, 1) attnloom_backward_dkv(c
     Work *works = (Work *)(shared + smem_works);  // the consumers', and one of each other warp
     Statistics *statistics = (Statistics *)(shared + smem_statistics);
     if (threadIdx.x == 0) {
-        prefetch_map(&args.q_map);
-        prefetch_map(&args.k_map);
-        prefetch_map(&args.v_map);
-        prefetch_map(&args.dout_map);
-        if (args.dk) prefetch_map(&args.dk_map);
-        if (args.dv) prefetch_map(&args.dv_map);
-        for (int i = 0; i < stages; ++i) {
-            barrier_init(bar_q_full(smem, i), 2);
-            barrier_init(bar_dout_full(smem, i), 2);
-            barrier_init(bar_q_empty(smem, i), 4 * warpgroups);
-            barrier_init(bar_dout_empty(smem, i), 4 * warpgroups);
-        }
+        begin_barriers(&args, smem);
         barrier_init(bar_ds_full(smem, 0), 4 * warpgroups);
         barrier_init(bar_ds_full(smem, 1), 4 * warpgroups);
-        barrier_init(bar_k_full(smem), 1);
-        barrier_init(bar_v_full(smem), 1);
-        barrier_init(bar_told(smem), 1);
         publish_shared();
     }
     if (threadIdx.x / 32 < 4 && threadIdx.x % 32 == 0) works[threadIdx.x / 32] = work_of(&args, blockIdx.x);

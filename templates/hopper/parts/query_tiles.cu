@@ -1,0 +1,227 @@
+//@ part("lane_0")
+
+// What is told of a tile of queries with it.
+typedef struct Tile {
+    unsigned what;
+    unsigned place;  // among those of all heads
+    unsigned index;  // among those of its head
+    unsigned head;
+} Tile;
+constexpr int told_ahead = stages;  // place of the first tile of a work, as it is told before its queries have come
+constexpr unsigned is_full = 1, next_is_full = 2, is_last = 4, is_none = 8;
+
+// What goes with the queries and dO of a stage: 16 bytes a row, of which wgmma reads the first three as bf16.
+typedef struct Statistics {
+    uint4 lse[tile_q], delta[tile_q];  // in units of S, and D; negative
+    float exact_lse[tile_q];
+    unsigned is_large, unused[3];      // an LSE is large: the scale multiplies before exact_lse is subtracted
+} Statistics;
+
+//@ part("stage", {what = "queries and dO"})
+
+static __device__ __forceinline__ unsigned bar_q_full(unsigned smem, int stage) { return smem + smem_barriers + 8 * stage; }
+static __device__ __forceinline__ unsigned bar_q_empty(unsigned smem, int stage) { return bar_q_full(smem, stage) + 8 * stages; }
+static __device__ __forceinline__ unsigned bar_dout_full(unsigned smem, int stage) { return bar_q_full(smem, stage) + 16 * stages; }
+static __device__ __forceinline__ unsigned bar_dout_empty(unsigned smem, int stage) { return bar_q_full(smem, stage) + 24 * stages; }
+static __device__ __forceinline__ unsigned bar_k_full(unsigned smem) { return bar_q_full(smem, 4 * stages); }
+static __device__ __forceinline__ unsigned bar_v_full(unsigned smem) { return bar_k_full(smem) + 8; }
+static __device__ __forceinline__ unsigned bar_told(unsigned smem) { return bar_k_full(smem) + 16; }  // the first tile
+
+//@ if even then
+// The work of a block. Tiles of one head follow each other, so that they share its queries in the L2 cache.
+//@ else
+// The work of a block. Few heads at a time, so that their dQ stays in the L2 cache; of these the tiles that take longest first.
+//@ end
+static __device__ __forceinline__ Work work_of(const LoomArgs *args, unsigned block) {
+    const int tiles = (args->seq_k + tile_k - 1) / tile_k;
+//@ if even then
+    const int head = block / tiles, row = block - head * tiles;
+//@ else
+    const int list = block / (list_heads * tiles), first = list * list_heads, present = min(list_heads, args->batch * args->heads_kv - first);
+    const int place = block - first * tiles, row = place / present, head = first + place - row * present;
+//@ end
+    const int batch = head / args->heads_kv, head_kv = head - batch * args->heads_kv;
+    Work work = {batch, head_kv * args->group, head_kv, row, args->seq_q, args->seq_k, args->q_start, args->k_start};
+//@ if listed and not even then
+    work.tile = tile_at(args, mask_of(args, batch, work.head), row);
+//@ end
+    return work;
+}
+
+// -- Loader and tellers: warps, which take the same way through the tiles ----------------------------------------
+
+// The tiles of queries that see the block's keys, of one head of the group after another.
+typedef struct Way {
+    Work *work;  // this warp's, of the head of `tile`, in shared memory: these warps have few registers
+    Walk walk;
+    int tile, head_end;
+    bool full;  // all of the tile's queries see all keys
+} Way;
+
+// To the next tile; false: there is none.
+static __device__ __forceinline__ bool way_next(const LoomArgs *args, Way *way) {
+    way->tile = walk_next(args, way->work, &way->walk, &way->full);
+    while (way->tile == way->walk.end) {
+        const int head = way->work->head + 1;
+        if (head == way->head_end) return false;
+        __syncwarp();  // all lanes have read it
+        way->work->head = head;
+        __syncwarp();
+        way->walk = walk_begin(args, way->work);
+        way->tile = walk_next(args, way->work, &way->walk, &way->full);
+    }
+    return true;
+}
+
+static __device__ __forceinline__ Way way_of(const LoomArgs *args, Work *work) {
+    Way way;
+    way.work = work;
+    way.walk = walk_begin(args, work);
+    way.head_end = work->head + args->group;
+    return way;
+}
+
+static __device__ __forceinline__ void load(const LoomArgs *args, Work *work, unsigned smem, Tile *tiles) {
+    const bool leader = threadIdx.x % 32 == 0;
+    Way way = way_of(args, work);
+    bool more = way_next(args, &way);
+    if (leader) {
+        const Tile ahead = {more ? 0 : is_none, 0, (unsigned)way.tile, (unsigned)work->head};
+        tiles[told_ahead] = ahead;
+        barrier_arrive(bar_told(smem));
+    }
+    if (leader && more) {
+        barrier_expect(bar_k_full(smem), k_bytes);
+#pragma unroll
+        for (int i = 0; i < loads_qk; ++i) {
+            load_box(smem + smem_k + i * tile_k * 128, &args->k_map, 64 * i, work->tile * tile_k, work->head_kv, work->batch, bar_k_full(smem));
+        }
+        barrier_expect(bar_v_full(smem), v_bytes);
+#pragma unroll
+        for (int i = 0; i < loads_v; ++i) {
+            load_box(smem + smem_v + i * tile_k * 128, &args->v_map, 64 * i, work->tile * tile_k, work->head_kv, work->batch, bar_v_full(smem));
+        }
+    }
+    const unsigned tiles_q = (work->seq_q + tile_q - 1) / tile_q;
+    for (Stage stage = {0, 1}; more; stage_next(&stage)) {
+        const int tile = way.tile, head = work->head;
+        const unsigned full = way.full ? is_full : 0;
+        more = way_next(args, &way);
+        if (!leader) continue;
+        const Tile told = {full | (!more ? is_last : way.full ? next_is_full : 0), (work->batch * args->heads_q + head) * tiles_q + tile, (unsigned)tile, (unsigned)head};
+        barrier_wait(bar_q_empty(smem, stage.index), stage.parity);
+        tiles[stage.index] = told;
+        barrier_expect(bar_q_full(smem, stage.index), q_bytes);
+#pragma unroll
+        for (int i = 0; i < loads_qk; ++i) {
+            load_box(smem + smem_q + stage.index * q_bytes + i * tile_q * 128, &args->q_map, 64 * i, tile * tile_q, head, work->batch,
+                     bar_q_full(smem, stage.index));
+        }
+        barrier_wait(bar_dout_empty(smem, stage.index), stage.parity);
+        barrier_expect(bar_dout_full(smem, stage.index), dout_bytes);
+#pragma unroll
+        for (int i = 0; i < loads_v; ++i) {
+            load_box(smem + smem_dout + stage.index * dout_bytes + i * tile_q * 128, &args->dout_map, 64 * i, tile * tile_q, head, work->batch,
+                     bar_dout_full(smem, stage.index));
+        }
+    }
+}
+
+// Three bf16 whose sum is x to 24 bits, and zeros.
+static __device__ __forceinline__ uint4 in_three(float x) {
+    const unsigned hi = __float_as_uint(x) & 0xffff0000;
+    const float rest = x - __uint_as_float(hi);
+    const unsigned mid = __float_as_uint(rest) & 0xffff0000;
+    const float last = rest - __uint_as_float(mid);
+    return uint4{hi >> 16 | mid, __float_as_uint(last) >> 16, 0, 0};
+}
+
+// Tells LSE of the rows of each tile, or D: goes with the queries, or with dO.
+template <bool of_lse> static __device__ __forceinline__ void tell(const LoomArgs *args, Work *work, unsigned smem, Statistics *statistics) {
+    constexpr int rows = tile_q / 32;  // of a lane
+    const int lane = threadIdx.x % 32;
+    const float unseen = __int_as_float(0xff800000);  // LSE of a row that sees no key
+    const float per_scale = 1 / args->scale;
+    Way way = way_of(args, work);
+    bool more = way_next(args, &way);
+    for (Stage stage = {0, 1}; more; stage_next(&stage)) {
+        const int head = work->head, first_row = way.tile * tile_q + lane;
+        const float *from = of_lse ? args->lse + work->batch * args->lse_stride_batch + head * args->lse_stride_head + first_row * args->lse_stride_seq
+                                   : args->delta + ((long long)work->batch * args->heads_q + head) * work->seq_q + first_row;
+        const long long step = of_lse ? 32 * args->lse_stride_seq : 32;
+        float x[rows];
+        bool large = false;
+#pragma unroll
+        for (int i = 0; i < rows; ++i) x[i] = first_row + 32 * i < work->seq_q ? from[i * step] : of_lse ? unseen : 0;
+        more = way_next(args, &way);
+        Statistics *to = &statistics[stage.index];
+        if (of_lse) {
+#pragma unroll
+            for (int i = 0; i < rows; ++i) large = large || !(fabsf(x[i]) * log2_e <= most_exact || x[i] == unseen);
+            large = __any_sync(~0u, large);
+            barrier_wait(bar_q_empty(smem, stage.index), stage.parity);
+            if (lane == 0) to->is_large = large;
+        } else {
+            barrier_wait(bar_dout_empty(smem, stage.index), stage.parity);
+        }
+#pragma unroll
+        for (int i = 0; i < rows; ++i) {
+            if (of_lse) {  // -inf: P is 0, as under +inf
+                to->lse[32 * i + lane] = large ? uint4{0, 0, 0, 0} : in_three(x[i] == unseen ? -3e38f : -x[i] * per_scale);
+                to->exact_lse[32 * i + lane] = x[i] == unseen ? -unseen : x[i];
+            } else {
+                to->delta[32 * i + lane] = in_three(-x[i]);
+            }
+        }
+        publish_shared();
+        __syncwarp();
+        if (lane == 0) barrier_arrive(of_lse ? bar_q_full(smem, stage.index) : bar_dout_full(smem, stage.index));
+    }
+}
+
+// -- What is told is added by wgmma ------------------------------------------------------------------------------------------
+
+// x, which the compiler does not make anew before each use.
+static __device__ __forceinline__ unsigned constant(unsigned x) {
+    unsigned y;
+    asm volatile("mov.b32 %0, %1;" : "=r"(y) : "r"(x));
+    return y;
+}
+
+// Operand A of add_of_columns: ones. 0 for keys past the end where nothing else hides them: their S and dP are 0, so P is finite and
+// dS 0. key is this thread's first, the second is key + 8.
+static __device__ __forceinline__ void make_ones(unsigned (&ones)[4], int key, int seq_k) {
+    const int lane = threadIdx.x % 32;
+    const unsigned one = lane % 4 == 0 ? 0x3f803f80 : lane % 4 == 1 ? 0x3f80 : 0;
+//@ if has_mask then
+    ones[0] = ones[1] = constant(one);
+//@ else
+    ones[0] = constant(key < seq_k ? one : 0);
+    ones[1] = constant(key + 8 < seq_k ? one : 0);
+//@ end
+    ones[2] = ones[3] = constant(0);
+}
+
+// Starts sum += what is told of each query at `offset` in the statistics of a stage.
+static __device__ __forceinline__ void add_to_columns(float (&sum)[tile_q / 2], const unsigned (&ones)[4], unsigned smem, unsigned offset, int stage) {
+    add_of_columns(sum, ones, (smem + smem_statistics + stage * (int)sizeof(Statistics) + offset & 0x3ffff) >> 4);
+}
+
+// One thread's: of all that is named above.
+static __device__ __forceinline__ void begin_barriers(const LoomArgs *args, unsigned smem) {
+    prefetch_map(&args->q_map);
+    prefetch_map(&args->k_map);
+    prefetch_map(&args->v_map);
+    prefetch_map(&args->dout_map);
+    if (args->dk) prefetch_map(&args->dk_map);
+    if (args->dv) prefetch_map(&args->dv_map);
+    for (int i = 0; i < stages; ++i) {
+        barrier_init(bar_q_full(smem, i), 2);
+        barrier_init(bar_dout_full(smem, i), 2);
+        barrier_init(bar_q_empty(smem, i), 4 * warpgroups);
+        barrier_init(bar_dout_empty(smem, i), 4 * warpgroups);
+    }
+    barrier_init(bar_k_full(smem), 1);
+    barrier_init(bar_v_full(smem), 1);
+    barrier_init(bar_told(smem), 1);
+}
