@@ -26,7 +26,7 @@ enum {
 };
 
 enum {
-    LOOM__MAX_REGIONS = 8,
+    LOOM__MAX_REGIONS = 16, /* of a pass: those of all its variants */
     LOOM__MAX_PLAN_PARAMS = 32,
     LOOM__MAX_ARGS_BYTES = 2048, /* half of what a CUDA kernel takes */
     LOOM__MAX_VARIANTS = 4,

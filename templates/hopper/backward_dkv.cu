@@ -72,11 +72,10 @@ typedef struct Consumer {
 //@ end
 } Consumer;
 
-//@ local bits = c.tile_q == 128 and "unsigned long long" or "unsigned"
 //@ if has_mask then
-//@ part("seen_of", {word = bits, columns = c.tile_q // 8})
+//@ part("seen_of", {columns = c.tile_q // 8})
 
-//@ part("hide", {word = bits})
+//@ part("hide")
 
 //@ end
 //@ if finds_nonfinite then
@@ -219,7 +218,7 @@ template <bool first>
     const int at = uniform(stage->index);
     const Tile *tile = &consumer->tiles[at];
 //@ if has_mask then
-    ${bits} seen = 0;
+    Seen seen;
     if (masked) {
         if (!first) barrier_wait(bar_q_full(smem, at), stage->parity);
         const Tile *known = first ? &consumer->tiles[told_ahead] : tile;
@@ -269,7 +268,7 @@ template <bool first>
         to_log2 = log2_e;
     }
 //@ if has_mask then
-    if (masked) hide(s, seen);
+    if (masked) hide(s, &seen);
 //@ end
     unsigned p[tile_q / 4];  // pairs of queries
 #pragma unroll

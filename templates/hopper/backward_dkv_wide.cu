@@ -61,9 +61,9 @@ static __device__ __forceinline__ unsigned weights_at(unsigned smem, int stage) 
 }
 
 //@ if has_mask then
-//@ part("seen_of", {word = "unsigned", columns = c.tile_q // 8})
+//@ part("seen_of", {columns = c.tile_q // 8})
 
-//@ part("hide", {word = "unsigned"})
+//@ part("hide")
 
 //@ end
 // The first warpgroup's part of a tile of queries; the product of the one before ends beside it. Returns what is told of it.
@@ -78,7 +78,7 @@ static __device__ __forceinline__ unsigned weigh(float (&dv)[depth_v / 2], unsig
     const int at = uniform(stage->index);
     const Tile *tile = &consumer->tiles[at];
 //@ if has_mask then
-    unsigned seen = 0;
+    Seen seen;
     if (masked) {
         if (!first) barrier_wait(bar_q_full(smem, at), stage->parity);
         const Tile *known = first ? &consumer->tiles[told_ahead] : tile;
@@ -120,7 +120,7 @@ static __device__ __forceinline__ unsigned weigh(float (&dv)[depth_v / 2], unsig
     __syncwarp();
     if (lane == 0) barrier_arrive(bar_q_empty(smem, at));
 //@ if has_mask then
-    if (masked) hide(s, seen);
+    if (masked) hide(s, &seen);
 //@ end
 #pragma unroll
     for (int i = 0; i < tile_q / 4; ++i) {

@@ -3,7 +3,9 @@
 //@ text(constants)
 constexpr float log2_e = 1.44269504f;
 constexpr float most_exact = 4096;  // |LSE| in powers of 2; above, it is subtracted from S after the scale has multiplied
+//@ if has_mask then
 constexpr float most = 3.40282347e38f;
+//@ end
 
 //@ text(arguments)
 
@@ -38,8 +40,7 @@ constexpr float most = 3.40282347e38f;
 
 //@ part("exp2")
 
-//@ local bits = c.tile_k == 128 and "unsigned long long" or "unsigned"
-//@ part("seen_of", {word = bits, columns = c.tile_k // 8})
+//@ part("seen_of", {columns = c.tile_k // 8})
 
 //@ if has_mask then
 //@ part("nonfinite")
@@ -144,7 +145,8 @@ static __device__ __forceinline__ bool any_consumer(bool x) {
 }
 
 // A key that a row does not see may hold inf or NaN, yet its dS of 0 would make NaN of it in dQ. So what is not finite in a tile that
-// the mask cuts is cleared once its S have been made. Rows that see it have S, and so dS, that are not finite.
+// the mask cuts is cleared once its S have been made. Rows that see it have S that are not finite: NaN or inf makes NaN of dS, -inf
+// counts as masked.
 static __device__ __forceinline__ void clear_nonfinite(const Consumer *consumer, int stage) {
 #pragma unroll 1
     for (int i = threadIdx.x - 128; i < k_bytes / 4; i += 256) {
@@ -167,7 +169,7 @@ static __device__ __forceinline__ unsigned step(float (&dq)[depth_qk / 2], unsig
     const int k_stage = uniform(nth % k_stages), v_stage = uniform(nth % v_stages);
     const int k_parity = nth / k_stages & 1, v_parity = nth / v_stages & 1;
     const Tile *tile = &consumer->tiles[k_stage];
-    ${bits} seen = 0;
+    Seen seen;
     if (masked) {
         if (!first) barrier_wait(bar_k_full(smem, k_stage), k_parity);
         const Tile *known = first ? &consumer->tiles[told_ahead] : tile;
@@ -215,7 +217,7 @@ static __device__ __forceinline__ unsigned step(float (&dq)[depth_qk / 2], unsig
 #pragma unroll
     for (int i = 0; i < tile_k / 2; ++i) {
         s[i] *= dp[i] - consumer->delta[i / 2 % 2];
-        if (masked && !(seen >> (i % 4 * columns + i / 4) & 1)) s[i] = 0;  // by selection: what a row does not see may be NaN
+        if (masked && !is_seen(&seen, i)) s[i] = 0;  // by selection: what a row does not see may be NaN
     }
 #pragma unroll
     for (int i = 0; i < tile_k / 4; ++i) ds[i] = pack(s[2 * i], s[2 * i + 1]);
@@ -316,8 +318,10 @@ extern "C" __global__ void __launch_bounds__(threads, 1) ${symbol}(const __grid_
     if (threadIdx.x == 0) {
         prefetch_map(&args.q_map);
         prefetch_map(&args.dout_map);
-        prefetch_map(&args.k_map);
-        prefetch_map(&args.v_map);
+        if (args.seq_k > 0) {
+            prefetch_map(&args.k_map);
+            prefetch_map(&args.v_map);
+        }
         prefetch_map(&args.dq_map);
         for (int i = 0; i < k_stages; ++i) {
             barrier_init(bar_k_full(smem, i), 1);

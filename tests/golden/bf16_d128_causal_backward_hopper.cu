@@ -672,12 +672,14 @@ static __device__ __forceinline__ void add_to_columns(float (&sum)[tile_q / 2], 
     add_of_columns(sum, ones, (smem + smem_statistics + stage * (int)sizeof(Statistics) + offset & 0x3ffff) >> 4);
 }
 
-// One thread's: of all that is named above.
+// One thread's: of all barriers that are named above.
 static __device__ __forceinline__ void begin_barriers(const LoomArgs *args, unsigned smem) {
-    prefetch_map(&args->q_map);
     prefetch_map(&args->k_map);
     prefetch_map(&args->v_map);
-    prefetch_map(&args->dout_map);
+    if (args->seq_q > 0) {
+        prefetch_map(&args->q_map);
+        prefetch_map(&args->dout_map);
+    }
     if (args->dk) prefetch_map(&args->dk_map);
     if (args->dv) prefetch_map(&args->dv_map);
     for (int i = 0; i < stages; ++i) {
@@ -711,12 +713,15 @@ typedef struct Consumer {
     uint2 *nonfinite;     // [warps]: bit 4 * i is set if key i of the warp is not finite, or key 8 + i
 } Consumer;
 
-// Which elements of a thread are seen: bit (2 * half + e) * columns + j is row + 8 * half of keys, column + 8 * j + e of queries.
+// Which elements of a thread are seen: of[half], bit e * columns + j is row + 8 * half of keys, column + 8 * j + e of queries.
 // They are found before the products start, when there are registers for what a mask may need; in a loop that is not unrolled.
+typedef struct Seen {
+    unsigned of[2];
+} Seen;
 constexpr int columns = 8;
 
-static __device__ __forceinline__ unsigned seen_of(const LoomArgs *args, const Work *work, int row, int column) {
-    unsigned seen = 0;
+static __device__ __forceinline__ Seen seen_of(const LoomArgs *args, const Work *work, int row, int column) {
+    Seen seen = {{0, 0}};
     bool exact = true;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -728,11 +733,11 @@ static __device__ __forceinline__ unsigned seen_of(const LoomArgs *args, const W
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
             const int first = work->q_start + column + e, lo = max(outer.lo - first + 7, 0) / 8, hi = outer.hi < first ? -1 : min((outer.hi - first) / 8, columns - 1);
-            if (lo <= hi) seen |= (unsigned)((2u << hi) - (1u << lo)) << (2 * half + e) * columns;
+            if (lo <= hi) seen.of[half] |= ((2u << hi) - (1u << lo)) << e * columns;
         }
     }
     if (__all_sync(~0u, exact)) return seen;
-    seen = 0;
+    seen.of[0] = seen.of[1] = 0;
 #pragma unroll 1
     for (int j = 0; j < columns; ++j) {
 #pragma unroll
@@ -740,17 +745,20 @@ static __device__ __forceinline__ unsigned seen_of(const LoomArgs *args, const W
             const int of_keys = row + i / 2 * 8, of_queries = column + 8 * j + i % 2;
             bool is_seen = of_queries < work->seq_q && of_keys < work->seq_k;
             is_seen = is_seen && visible(args, work, work->q_start + of_queries, work->k_start + of_keys);
-            if (is_seen) seen |= (unsigned)1 << (i * columns + j);
+            if (is_seen) seen.of[i / 2] |= (1u << i % 2 * columns) << j;
         }
     }
     return seen;
 }
 
+// Whether element i of the accumulators is seen.
+static __device__ __forceinline__ bool is_seen(const Seen *seen, int i) { return seen->of[i / 2 % 2] >> (i % 2 * columns + i / 4) & 1; }
+
 // Sets what is not seen to -inf.
-static __device__ __forceinline__ void hide(float (&s)[4 * columns], unsigned seen) {
+static __device__ __forceinline__ void hide(float (&s)[4 * columns], const Seen *seen) {
 #pragma unroll
     for (int i = 0; i < 4 * columns; ++i) {
-        if (!(seen >> (i % 4 * columns + i / 4) & 1)) s[i] = __int_as_float(0xff800000);
+        if (!is_seen(seen, i)) s[i] = __int_as_float(0xff800000);
     }
 }
 
@@ -866,7 +874,7 @@ static __device__ __forceinline__ unsigned step(float (&dk)[depth_qk / 2], float
     const int lane = threadIdx.x % 32;
     const int at = uniform(stage->index);
     const Tile *tile = &consumer->tiles[at];
-    unsigned seen = 0;
+    Seen seen;
     if (masked) {
         if (!first) barrier_wait(bar_q_full(smem, at), stage->parity);
         const Tile *known = first ? &consumer->tiles[told_ahead] : tile;
@@ -904,7 +912,7 @@ static __device__ __forceinline__ unsigned step(float (&dk)[depth_qk / 2], float
         }
         to_log2 = log2_e;
     }
-    if (masked) hide(s, seen);
+    if (masked) hide(s, &seen);
     unsigned p[tile_q / 4];  // pairs of queries
 #pragma unroll
     for (int i = 0; i < tile_q / 4; ++i) {

@@ -207,12 +207,14 @@ static __device__ __forceinline__ void add_to_columns(float (&sum)[tile_q / 2], 
     add_of_columns(sum, ones, (smem + smem_statistics + stage * (int)sizeof(Statistics) + offset & 0x3ffff) >> 4);
 }
 
-// One thread's: of all that is named above.
+// One thread's: of all barriers that are named above.
 static __device__ __forceinline__ void begin_barriers(const LoomArgs *args, unsigned smem) {
-    prefetch_map(&args->q_map);
     prefetch_map(&args->k_map);
     prefetch_map(&args->v_map);
-    prefetch_map(&args->dout_map);
+    if (args->seq_q > 0) {
+        prefetch_map(&args->q_map);
+        prefetch_map(&args->dout_map);
+    }
     if (args->dk) prefetch_map(&args->dk_map);
     if (args->dv) prefetch_map(&args->dv_map);
     for (int i = 0; i < stages; ++i) {

@@ -1,10 +1,13 @@
-//@ -- word: type of the bits; columns: 8-wide columns of a thread's accumulators
-// Which elements of a thread are seen: bit (2 * half + e) * columns + j is row + 8 * half of ${own.name}, column + 8 * j + e of ${other.name}.
+//@ -- columns: 8-wide columns of a thread's accumulators
+// Which elements of a thread are seen: of[half], bit e * columns + j is row + 8 * half of ${own.name}, column + 8 * j + e of ${other.name}.
 // They are found before the products start, when there are registers for what a mask may need; in a loop that is not unrolled.
+typedef struct Seen {
+    unsigned of[2];
+} Seen;
 constexpr int columns = ${columns};
 
-static __device__ __forceinline__ ${word} seen_of(const LoomArgs *args, const Work *work, int row, int column) {
-    ${word} seen = 0;
+static __device__ __forceinline__ Seen seen_of(const LoomArgs *args, const Work *work, int row, int column) {
+    Seen seen = {{0, 0}};
 //@ if not listed then
     bool exact = true;
 #pragma unroll
@@ -17,11 +20,11 @@ static __device__ __forceinline__ ${word} seen_of(const LoomArgs *args, const Wo
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
             const int first = work->${other.start} + column + e, lo = max(outer.lo - first + 7, 0) / 8, hi = outer.hi < first ? -1 : min((outer.hi - first) / 8, columns - 1);
-            if (lo <= hi) seen |= (${word})((2u << hi) - (1u << lo)) << (2 * half + e) * columns;
+            if (lo <= hi) seen.of[half] |= ((2u << hi) - (1u << lo)) << e * columns;
         }
     }
     if (__all_sync(~0u, exact)) return seen;
-    seen = 0;
+    seen.of[0] = seen.of[1] = 0;
 //@ end
 #pragma unroll 1
     for (int j = 0; j < columns; ++j) {
@@ -32,8 +35,11 @@ static __device__ __forceinline__ ${word} seen_of(const LoomArgs *args, const Wo
 //@ if has_mask then
             is_seen = is_seen && visible(args, work, work->q_start + of_queries, work->k_start + of_keys);
 //@ end
-            if (is_seen) seen |= (${word})1 << (i * columns + j);
+            if (is_seen) seen.of[i / 2] |= (1u << i % 2 * columns) << j;
         }
     }
     return seen;
 }
+
+// Whether element i of the accumulators is seen.
+static __device__ __forceinline__ bool is_seen(const Seen *seen, int i) { return seen->of[i / 2 % 2] >> (i % 2 * columns + i / 4) & 1; }
