@@ -256,7 +256,7 @@ template <bool first>
     if (first) note_nonfinite(s, consumer);
 //@ end
     float to_log2 = consumer->to_log2;
-    if (is_large) {
+    if (__any_sync(~0u, is_large)) {
         const float *lse = &consumer->statistics[at].exact_lse[lane % 4 * 2];
 #pragma unroll
         for (int i = 0; i < tile_q / 2; ++i) {

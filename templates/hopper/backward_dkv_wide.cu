@@ -106,7 +106,7 @@ static __device__ __forceinline__ unsigned weigh(float (&dv)[depth_v / 2], unsig
 
     // [2] P^T
     float to_log2 = consumer->to_log2;
-    if (is_large) {
+    if (__any_sync(~0u, is_large)) {
         const float *lse = &consumer->statistics[at].exact_lse[lane % 4 * 2];
 #pragma unroll
         for (int i = 0; i < tile_q / 2; ++i) {

@@ -738,14 +738,17 @@ static __device__ __forceinline__ Seen seen_of(const LoomArgs *args, const Work 
     }
     if (__all_sync(~0u, exact)) return seen;
     seen.of[0] = seen.of[1] = 0;
-#pragma unroll 1
-    for (int j = 0; j < columns; ++j) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const int of_keys = row + i / 2 * 8, of_queries = column + 8 * j + i % 2;
-            bool is_seen = of_queries < work->seq_q && of_keys < work->seq_k;
-            is_seen = is_seen && visible(args, work, work->q_start + of_queries, work->k_start + of_keys);
-            if (is_seen) seen.of[i / 2] |= (1u << i % 2 * columns) << j;
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll 1
+        for (int j = 0; j < columns; ++j) {
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+                const int of_keys = row + half * 8, of_queries = column + 8 * j + e;
+                bool is_seen = of_queries < work->seq_q && of_keys < work->seq_k;
+                is_seen = is_seen && visible(args, work, work->q_start + of_queries, work->k_start + of_keys);
+                if (is_seen) seen.of[half] |= (1u << e * columns) << j;
+            }
         }
     }
     return seen;
@@ -904,7 +907,7 @@ static __device__ __forceinline__ unsigned step(float (&dk)[depth_qk / 2], float
     wgmma_wait<1>();
     if (first) note_nonfinite(s, consumer);
     float to_log2 = consumer->to_log2;
-    if (is_large) {
+    if (__any_sync(~0u, is_large)) {
         const float *lse = &consumer->statistics[at].exact_lse[lane % 4 * 2];
 #pragma unroll
         for (int i = 0; i < tile_q / 2; ++i) {

@@ -26,16 +26,19 @@ static __device__ __forceinline__ Seen seen_of(const LoomArgs *args, const Work 
     if (__all_sync(~0u, exact)) return seen;
     seen.of[0] = seen.of[1] = 0;
 //@ end
-#pragma unroll 1
-    for (int j = 0; j < columns; ++j) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const int of_${own.name} = row + i / 2 * 8, of_${other.name} = column + 8 * j + i % 2;
-            bool is_seen = of_queries < work->seq_q && of_keys < work->seq_k;
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll 1
+        for (int j = 0; j < columns; ++j) {
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+                const int of_${own.name} = row + half * 8, of_${other.name} = column + 8 * j + e;
+                bool is_seen = of_queries < work->seq_q && of_keys < work->seq_k;
 //@ if has_mask then
-            is_seen = is_seen && visible(args, work, work->q_start + of_queries, work->k_start + of_keys);
+                is_seen = is_seen && visible(args, work, work->q_start + of_queries, work->k_start + of_keys);
 //@ end
-            if (is_seen) seen.of[i / 2] |= (1u << i % 2 * columns) << j;
+                if (is_seen) seen.of[half] |= (1u << e * columns) << j;
+            }
         }
     }
     return seen;
