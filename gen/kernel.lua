@@ -542,7 +542,7 @@ function hopper.backward_dkv(problem, s)
             {"loads_v", chunks(dv) // box_chunks(problem.dv), "the same of v or dO"},
             {"tile_q", s.tile_q, "queries of a tile"},
             {"tile_k", s.tile_k, "keys of a tile"},
-            {"warpgroups", warpgroups, "consumers, with 64 keys each"},
+            {"warpgroups", warpgroups, "consumers, with 64 keys each" .. (is_wide(problem) and ", the same" or "")},
             {"threads", WARPGROUP * (1 + warpgroups), "threads of a block"},
             {"stages", s.stages, "buffers of queries and dO"},
             {"own_dq", own_dq and 1 or 0, "1: dQ has a kernel of its own"},
@@ -646,11 +646,11 @@ function hopper.backward_convert(problem, s)
     }
 end
 
--- Registers that a consumer of the backward needs: dK, dV, P, dP and a part of dQ, and what else there is.
-function kernel.hopper_backward_needed(problem, s)
+-- Registers that a consumer of the backward needs: dK, dV, P, dP and a part of dQ, and what else there is; and how many it has.
+function kernel.hopper_backward_registers(problem, s)
     local d, dv = head_dims(problem)
-    if is_wide(problem) then return math.max(d, dv) // 2 + s.tile_q // 2 + s.tile_q // 4 + HOPPER_OTHER_REGISTERS end
-    return (d + dv) // 2 + s.tile_q // 4 + s.tile_q // 2 + hopper_dq(problem, s) // 2 + HOPPER_OTHER_REGISTERS
+    local sums = is_wide(problem) and math.max(d, dv) // 2 or (d + dv) // 2 + hopper_dq(problem, s) // 2
+    return sums + s.tile_q // 4 + s.tile_q // 2 + HOPPER_OTHER_REGISTERS, HOPPER_FULL_REGISTERS[2]
 end
 
 -- Whether there is a hopper kernel of a problem's backward; else kernels of target mma take it.

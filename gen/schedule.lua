@@ -219,9 +219,9 @@ local RULES = {
             return ("tile_q 128: with d=%d dQ of 64 rows and all columns leaves no registers"):format(problem.d)
         end},
         {"backward", function(s, problem)
-            local needed = kernel.hopper_backward_needed(problem, s)
-            if needed <= 240 then return nil end
-            return ("needs about %d registers a thread, 2 consumer warpgroups leave 240"):format(needed)
+            local needed, limit = kernel.hopper_backward_registers(problem, s)
+            if needed <= limit then return nil end
+            return ("needs about %d registers a thread, 2 consumer warpgroups leave %d"):format(needed, limit)
         end},
         {nil, function(s, problem, pass, a)
             local bytes = kernel.smem_bytes(problem, pass, "hopper", s)

@@ -2,7 +2,7 @@
 
   why.choice(plan, pass)          -> text: walk, schedules, candidates and reasons; of both passes without pass
   why.tiles(problem, pass, schedule, shape) -> {visited=, full=, partial=, skipped=, counted=, of=} for one head
-  why.avoidable(problem, schedule, shape, partial) -> {looked=, empty=, full=}: how many of some partial tiles, looked at element by
+  why.avoidable(problem, schedule, shape, partial) -> {looked=, empty=, partial=, full=}: how many of some partial tiles, looked at element by
                                      element, see nothing or all, so that a closer class would have spared them mask code or all
   why.text(plan, shape, pass)     -> all of it as text
 
@@ -112,7 +112,7 @@ local function exact_class(mask, box)
 end
 
 function why.avoidable(problem, schedule, shape, partial)
-    local result, met = {looked = 0, empty = 0, full = 0}, 0
+    local result, met = {looked = 0, empty = 0, partial = 0, full = 0}, 0
     local step = math.max(1, partial // MOST_LOOKED)
     local box = whole(shape)
     local first_q, last_q, first_k, last_k = box.q_lo, box.q_hi, box.k_lo, box.k_hi
@@ -122,10 +122,10 @@ function why.avoidable(problem, schedule, shape, partial)
             box.k_lo, box.k_hi = k, math.min(k + schedule.tile_k - 1, last_k)
             if interval.class(problem.mask, box, {params = {}}) == "partial" then
                 met = met + 1
-                if met % step == 0 and result.looked < MOST_LOOKED then
+                if met % step == 0 then
                     local class = exact_class(problem.mask, box)
-                    result.looked = result.looked + 1
-                    result[class] = (result[class] or 0) + 1
+                    result.looked, result[class] = result.looked + 1, result[class] + 1
+                    if result.looked == MOST_LOOKED then return result end
                 end
             end
         end

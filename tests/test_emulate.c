@@ -519,24 +519,50 @@ static const kernel KERNELS[] = {
      NULL,
      {RUN(1, 2, 1, 130, 200, 1, 1)}},
     /* Backward. */
-    {"bf16 d=128 backward", NULL, {RUN(1, 2, 1, 200, 130, 1, 1), RUN(1, 1, 1, 64, 0, 1, 2), RUN(1, 1, 1, 1, 1, 1, 3)}},
+    {"bf16 d=128 backward",
+     NULL,
+     {RUN(1, 2, 1, 200, 130, 1, 1), RUN(1, 1, 1, 64, 0, 1, 2), RUN(1, 1, 1, 1, 1, 1, 3)}},
     /* Few keys, whose LSE are far below 0: those past the end would have a weight that is too large. */
-    {"fp16 d=40 backward", NULL, {RUN(1, 2, 1, 15, 1, 1, 301), RUN(1, 4, 4, 60, 2, 1, 2, .spread = 6), RUN(1, 4, 4, 60, 3, 1, 2, .spread = 60)}},
+    {"fp16 d=40 backward",
+     NULL,
+     {RUN(1, 2, 1, 15, 1, 1, 301), RUN(1, 4, 4, 60, 2, 1, 2, .spread = 6),
+      RUN(1, 4, 4, 60, 3, 1, 2, .spread = 60)}},
     {"fp16 d=72:40 causal backward", NULL, {RUN(2, 2, 2, 130, 260, 1, 1, .layout = LOOM__LAYOUT_PADDED)}},
-    {"bf16 d=128 causal backward", "tile=64x128 stages=3", {RUN(1, 4, 2, 150, 140, 1, 4), RUN(1, 1, 1, 200, 130, 1, 5, .spread = 20)}},
-    {"bf16 d=64 mask={k % 7 != 3 & window(70, 9)} backward", "tile=128x128 stages=2",
+    {"bf16 d=128 causal backward",
+     "tile=64x128 stages=3",
+     {RUN(1, 4, 2, 150, 140, 1, 4), RUN(1, 1, 1, 200, 130, 1, 5, .spread = 20)}},
+    {"bf16 d=64 mask={k % 7 != 3 & window(70, 9)} backward",
+     "tile=128x128 stages=2",
      {RUN(1, 2, 1, 260, 260, 1, 6, .num_not_finite = 20)}},
-    {"bf16 d=64 mask={k != 100 & k <= q} backward", NULL, {RUN(1, 2, 1, 260, 200, 1, 7, .num_not_finite = 1)}},
-    {"bf16 d=48:128 mask={k % 50 != 9 & k <= q} backward", NULL, {RUN(1, 2, 1, 130, 200, 1, 9, .num_not_finite = 3)}},
-    {"bf16 d=128 backward deterministic", NULL, {RUN(1, 2, 1, 200, 150, 1, 1), RUN(1, 1, 1, 70, 0, 1, 2), RUN(1, 4, 4, 60, 2, 1, 2, .spread = 60)}},
-    {"fp16 d=72:40 causal backward deterministic", NULL, {RUN(2, 2, 2, 130, 260, 1, 1, .layout = LOOM__LAYOUT_PADDED)}},
-    {"bf16 d=64 mask={k % 7 != 3 & window(70, 9)} backward deterministic", NULL,
+    {"bf16 d=64 mask={k != 100 & k <= q} backward",
+     NULL,
+     {RUN(1, 2, 1, 260, 200, 1, 7, .num_not_finite = 1)}},
+    {"bf16 d=48:128 mask={k % 50 != 9 & k <= q} backward",
+     NULL,
+     {RUN(1, 2, 1, 130, 200, 1, 9, .num_not_finite = 3)}},
+    {"bf16 d=128 backward deterministic",
+     NULL,
+     {RUN(1, 2, 1, 200, 150, 1, 1), RUN(1, 1, 1, 70, 0, 1, 2), RUN(1, 4, 4, 60, 2, 1, 2, .spread = 60)}},
+    {"fp16 d=72:40 causal backward deterministic",
+     NULL,
+     {RUN(2, 2, 2, 130, 260, 1, 1, .layout = LOOM__LAYOUT_PADDED)}},
+    {"bf16 d=64 mask={k % 7 != 3 & window(70, 9)} backward deterministic",
+     NULL,
      {RUN(1, 2, 1, 260, 260, 1, 6, .num_not_finite = 20)}},
     {"bf16 d=256 causal backward", NULL, {RUN(1, 2, 1, 130, 150, 1, 1)}},
-    {"fp16 d=192:72 backward", NULL, {RUN(1, 4, 4, 60, 2, 1, 2, .spread = 6), RUN(1, 1, 1, 1, 0, 1, 2), RUN(1, 2, 1, 70, 70, 1, 3, .spread = 60)}},
-    {"bf16 d=40:136 mask={k % 7 != 3 & window(70, 9)} backward", NULL, {RUN(1, 2, 1, 130, 130, 1, 6, .num_not_finite = 9)}},
-    {"bf16 d=16 mask={doc[q] == doc[k] & h != 1} params={doc: i32[seq_k]} backward deterministic", NULL, {RUN(1, 2, 1, 300, 300, 1, 8)}},
-    {"bf16 d=16 mask={doc[q] == doc[k] & h != 1} params={doc: i32[seq_k]} backward", NULL, {RUN(1, 2, 1, 300, 300, 1, 8)}},
+    {"fp16 d=192:72 backward",
+     NULL,
+     {RUN(1, 4, 4, 60, 2, 1, 2, .spread = 6), RUN(1, 1, 1, 1, 0, 1, 2),
+      RUN(1, 2, 1, 70, 70, 1, 3, .spread = 60)}},
+    {"bf16 d=40:136 mask={k % 7 != 3 & window(70, 9)} backward",
+     NULL,
+     {RUN(1, 2, 1, 130, 130, 1, 6, .num_not_finite = 9)}},
+    {"bf16 d=16 mask={doc[q] == doc[k] & h != 1} params={doc: i32[seq_k]} backward deterministic",
+     NULL,
+     {RUN(1, 2, 1, 300, 300, 1, 8)}},
+    {"bf16 d=16 mask={doc[q] == doc[k] & h != 1} params={doc: i32[seq_k]} backward",
+     NULL,
+     {RUN(1, 2, 1, 300, 300, 1, 8)}},
 };
 
 /* What takes longer, and other schedules. */
@@ -601,12 +627,18 @@ static const kernel SLOW_KERNELS[] = {
      NULL,
      {RUN(2, 4, 2, 200, 230, 3, 5, .num_not_finite = 3)}},
     {"bf16 d=128 backward", NULL, {RUN(1, 2, 1, 400, 300, 1, 1), RUN(2, 2, 2, 130, 500, 1, 2, .spread = 6)}},
-    {"bf16 d=64 causal backward", NULL, {RUN(1, 4, 2, 400, 413, 1, 1), RUN(1, 1, 1, 700, 300, 1, 2, .spread = 30)}},
+    {"bf16 d=64 causal backward",
+     NULL,
+     {RUN(1, 4, 2, 400, 413, 1, 1), RUN(1, 1, 1, 700, 300, 1, 2, .spread = 30)}},
     {"fp16 d=128 mask={longformer(40, 20)} backward", NULL, {RUN(1, 2, 1, 400, 413, 1, 1)}},
     {"bf16 d=256 backward", NULL, {RUN(1, 4, 2, 200, 213, 1, 1)}},
     {"bf16 d=256 mask={longformer(40, 20)} backward", NULL, {RUN(1, 2, 1, 200, 213, 1, 1)}},
-    {"bf16 d=128 causal backward deterministic", NULL, {RUN(1, 4, 2, 400, 413, 1, 1), RUN(1, 1, 1, 500, 300, 1, 2, .spread = 30)}},
-    {"bf16 d=96 mask={(q / 64 + k / 32) % 3 != 1 & k % 50 != 9} backward", NULL, {RUN(1, 2, 1, 300, 413, 1, 1, .num_not_finite = 5)}},
+    {"bf16 d=128 causal backward deterministic",
+     NULL,
+     {RUN(1, 4, 2, 400, 413, 1, 1), RUN(1, 1, 1, 500, 300, 1, 2, .spread = 30)}},
+    {"bf16 d=96 mask={(q / 64 + k / 32) % 3 != 1 & k % 50 != 9} backward",
+     NULL,
+     {RUN(1, 2, 1, 300, 413, 1, 1, .num_not_finite = 5)}},
 };
 
 static void check_kernel(const kernel *k, uint64_t more_seed) {
@@ -912,8 +944,8 @@ static void rows_keep_their_bits_beside_others(void **state) {
 
 /* -- Faults ------------------------------------------------------------------------------------------- */
 
-#define ALONE "bf16 d=128 mask={k % 50 != 9 & k <= q} backward deterministic"
-#define WIDE "bf16 d=144 mask={k % 50 != 9 & k <= q} backward"
+#define ALONE    "bf16 d=128 mask={k % 50 != 9 & k <= q} backward deterministic"
+#define WIDE     "bf16 d=144 mask={k % 50 != 9 & k <= q} backward"
 #define BACKWARD "bf16 d=64 mask={k % 50 != 9 & k <= q} backward"
 static const struct {
     const char *what, *from, *to;
@@ -925,41 +957,58 @@ static const struct {
      "barrier_wait(bar_v_empty(smem, stage.index), stage.parity);", "", NULL},
     {"no product is waited for to the end", "wgmma_wait<0>();", "", NULL},
     {"S is read before its product is done", "wgmma_wait<1>();", "", NULL},
-    {"keys are read before they have come", "barrier_wait(bar_k_full(smem, stage.index), stage.parity);", "", NULL},
-    {"values are read before they have come", "barrier_wait(bar_v_full(smem, before.index), before.parity);", "", NULL},
+    {"keys are read before they have come", "barrier_wait(bar_k_full(smem, stage.index), stage.parity);", "",
+     NULL},
+    {"values are read before they have come", "barrier_wait(bar_v_full(smem, before.index), before.parity);",
+     "", NULL},
     {"the stage of keys is never emptied", "barrier_arrive(bar_k_empty(", "(void)(bar_k_empty(", NULL},
-    {"O is overwritten while it is read", "if (lane == 0) stores_read();  // those of the work before", "", NULL},
-    {"a plan is read before it is made", "barrier_wait(bar_plan_full(smem, place), count / plan_places & 1);", "", NULL},
+    {"O is overwritten while it is read", "if (lane == 0) stores_read();  // those of the work before", "",
+     NULL},
+    {"a plan is read before it is made", "barrier_wait(bar_plan_full(smem, place), count / plan_places & 1);",
+     "", NULL},
     {"a plan is overwritten before it is read",
      "barrier_wait(bar_plan_empty(smem, place), (count / plan_places & 1) ^ 1);", "", NULL},
     {"values are multiplied before they have been searched",
      "barrier_wait(bar_checked(consumer->smem, stage.index), stage.parity);", "", NULL},
-    {"queries are overwritten while they are read", "barrier_wait(bar_q_empty(smem, buffer), (nth / q_buffers & 1) ^ 1);", "", NULL},
-    {"a tile that is full for one warpgroup alone spoils nothing there", "note_spoilt(consumer, what_before, before);", "", NULL},
-    {"the last tile that is full for one warpgroup alone spoils nothing", "note_spoilt(consumer, what, stage);", "", NULL},
+    {"queries are overwritten while they are read",
+     "barrier_wait(bar_q_empty(smem, buffer), (nth / q_buffers & 1) ^ 1);", "", NULL},
+    {"a tile that is full for one warpgroup alone spoils nothing there",
+     "note_spoilt(consumer, what_before, before);", "", NULL},
+    {"the last tile that is full for one warpgroup alone spoils nothing",
+     "note_spoilt(consumer, what, stage);", "", NULL},
     {"what a work spoils is spoilt in the next", "if (word < 8) consumer->spoilt[word] = 0;", "", NULL},
     {"two sets of P are one", "full_tile(o, p_other, p, ", "full_tile(o, p, p, ", NULL},
-    {"tanh of what is not near 0 is taken as if it were", "bits >= cap->limit", "bits == 1", "bf16 d=64 score={softcap(3)}"},
-    {"queries of the backward are overwritten while they are read", "barrier_wait(bar_q_empty(smem, stage.index), stage.parity);", "", BACKWARD},
-    {"dO is overwritten while it is read", "barrier_wait(bar_dout_empty(smem, stage.index), stage.parity);", "", BACKWARD},
-    {"queries of the backward are read before they have come", "barrier_wait(bar_q_full(smem, at), stage->parity);", ";", BACKWARD},
+    {"tanh of what is not near 0 is taken as if it were", "bits >= cap->limit", "bits == 1",
+     "bf16 d=64 score={softcap(3)}"},
+    {"queries of the backward are overwritten while they are read",
+     "barrier_wait(bar_q_empty(smem, stage.index), stage.parity);", "", BACKWARD},
+    {"dO is overwritten while it is read", "barrier_wait(bar_dout_empty(smem, stage.index), stage.parity);",
+     "", BACKWARD},
+    {"queries of the backward are read before they have come",
+     "barrier_wait(bar_q_full(smem, at), stage->parity);", ";", BACKWARD},
     {"dO is read before it has come", "barrier_wait(bar_dout_full(smem, at), stage->parity);", "", BACKWARD},
     {"dS is read before it is whole",
-     "barrier_wait(bar_ds_full(consumer->smem, buffer_of(before->nth)), parity_of(before->nth));", "", BACKWARD},
-    {"dS is overwritten while it is read", "int buffer_of(int nth) { return nth & 1; }", "int buffer_of(int nth) { return 0; }", BACKWARD},
-    {"dV overwrites dO while it is read", "asm volatile(\"barrier.cta.sync %0, 256;\" ::\"r\"(1) : \"memory\");", "", BACKWARD},
+     "barrier_wait(bar_ds_full(consumer->smem, buffer_of(before->nth)), parity_of(before->nth));", "",
+     BACKWARD},
+    {"dS is overwritten while it is read", "int buffer_of(int nth) { return nth & 1; }",
+     "int buffer_of(int nth) { return 0; }", BACKWARD},
+    {"dV overwrites dO while it is read",
+     "asm volatile(\"barrier.cta.sync %0, 256;\" ::\"r\"(1) : \"memory\");", "", BACKWARD},
     {"keys past the end have a weight", "key < seq_k ? one : 0", "one", "fp16 d=64 backward"},
     {"D is not subtracted", "in_three(-x[i])", "in_three(0 * x[i])", BACKWARD},
-    {"an infinite key meets a dS of 0", "if (!__any_sync(~0u, found.x | found.y)) return false;", "return false;", BACKWARD},
-    {"keys of dQ are loaded before their stage is empty", "barrier_wait(bar_k_empty(smem, k_stage), (nth / k_stages & 1) ^ 1);", "", ALONE},
-    {"values of dQ are read before they have come", "barrier_wait(bar_v_full(smem, v_stage), v_parity);", "", ALONE},
+    {"an infinite key meets a dS of 0", "if (!__any_sync(~0u, found.x | found.y)) return false;",
+     "return false;", BACKWARD},
+    {"keys of dQ are loaded before their stage is empty",
+     "barrier_wait(bar_k_empty(smem, k_stage), (nth / k_stages & 1) ^ 1);", "", ALONE},
+    {"values of dQ are read before they have come", "barrier_wait(bar_v_full(smem, v_stage), v_parity);", "",
+     ALONE},
     {"an infinite key meets a dS of 0 in dQ", "any_consumer(bad)", "false", ALONE},
     {"keys are cleared while another warpgroup makes S of them", "any_consumer(bad)", "bad", ALONE},
     {"P is read before it is whole", "barrier_wait(bar_p_full(smem, at), stage->parity);", "", WIDE},
     {"dO is released while dV is made of it", "wgmma_wait<1>();  // dV", "", WIDE},
     {"queries are released while dK is made of them", "wgmma_wait<1>();  // dK", "", WIDE},
-    {"a score is in other units", "consumer.to_log2 = score_unit(args) * log2_e;", "consumer.to_log2 = log2_e;",
-     "bf16 d=64 score={alibi(0.1)}"},
+    {"a score is in other units", "consumer.to_log2 = score_unit(args) * log2_e;",
+     "consumer.to_log2 = log2_e;", "bf16 d=64 score={alibi(0.1)}"},
 };
 
 static void faults_are_found(void **state) {
@@ -969,15 +1018,17 @@ static void faults_are_found(void **state) {
     run runs[] = {RUN(1, 2, 1, 300, 600, 1, 1, .num_not_finite = 9),
                   RUN(1, 8, 1, 300, 20, 1, 1, .num_not_finite = 9),
                   RUN(1, 2, 1, 128, 128, 1, 1, .num_not_finite = 3)}; /* long works, short ones, one of each class */
-    run backward_runs[] = {RUN(1, 2, 1, 520, 130, 1, 1, .num_not_finite = 1), RUN(1, 1, 1, 300, 300, 1, 1, .num_not_finite = 3),
+    run backward_runs[] = {RUN(1, 2, 1, 520, 130, 1, 1, .num_not_finite = 1),
+                           RUN(1, 1, 1, 300, 300, 1, 1, .num_not_finite = 3),
                            RUN(1, 4, 4, 60, 2, 1, 1, .spread = 6)};
     for (size_t i = 0; i < COUNT(FAULTS); i++) {
         const char *problem = FAULTS[i].problem ? FAULTS[i].problem : "bf16 d=64 causal";
-        loom_plan *plan = plan_of(problem, strstr(problem, " backward")
-                                               ? (strstr(problem, "d=144")   ? "tile=64x64 stages=2"
-                                                  : strstr(problem, "d=128") ? "tile=64x128 stages=2"
-                                                                             : "tile=128x128 stages=2")
-                                               : "tile=128x64 stages=2 q_buffers=1 q_registers=0 p_sets=2 ping_pong=1");
+        loom_plan *plan =
+            plan_of(problem, strstr(problem, " backward")
+                                 ? (strstr(problem, "d=144")   ? "tile=64x64 stages=2"
+                                    : strstr(problem, "d=128") ? "tile=64x128 stages=2"
+                                                               : "tile=128x128 stages=2")
+                                 : "tile=128x64 stages=2 q_buffers=1 q_registers=0 p_sets=2 ping_pong=1");
         emulator.faulty = strstr(problem, " deterministic") ? "attnloom_backward_dq"
                           : strstr(problem, " backward")    ? "attnloom_backward_dkv"
                                                             : "attnloom_forward";
@@ -986,7 +1037,8 @@ static void faults_are_found(void **state) {
         const char *failure = NULL;
         uint64_t seed = 0;
         while (!failure && seed++ < NUM_TRIES) {
-            run *r = strstr(problem, " backward") ? &backward_runs[seed % COUNT(backward_runs)] : &runs[seed % COUNT(runs)];
+            run *r = strstr(problem, " backward") ? &backward_runs[seed % COUNT(backward_runs)]
+                                                  : &runs[seed % COUNT(runs)];
             r->seed = seed;
             failure = failure_of(plan, r);
         }

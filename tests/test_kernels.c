@@ -26,7 +26,8 @@
 /* NUM_ROTATIONS shares no factor with the number of machines, so that every part has some of each. */
 enum { SKIPPED = 77, NUM_ROTATIONS = 35, MOST_SPILL_BYTES = 64, LEAST_HOPPER_D = 16 };
 
-/* Of target hopper what has kernels of its own is compiled, for tensors that TMA takes: all else of such a plan is of target mma. */
+/* Of target hopper what has kernels of its own is compiled, for tensors that TMA takes: all else of such a
+ * plan is of target mma. */
 static const struct machine {
     const char *target, *arch;
 } MACHINES[] = {
@@ -98,16 +99,20 @@ static const struct spill {
     int32_t most_bytes;
     const char *reason;
 } SPILLS[] = {
-    {"mma", "backward_dkv", "tile=32x128 warps=4 rows=32 split=1 ", 64, "d=64: 271 against 216 of 64x128 rows=16"},
-    {"mma", "backward_dkv", "tile=64x128 warps=8 rows=32 split=2 ", 60, "d=128: 259 against 237 of 64x128 rows=16"},
-    /* The default of cards with 99 KB of shared memory; an H200 with one block a multiprocessor stood for them. */
+    {"mma", "backward_dkv", "tile=32x128 warps=4 rows=32 split=1 ", 64,
+     "d=64: 271 against 216 of 64x128 rows=16"},
+    {"mma", "backward_dkv", "tile=64x128 warps=8 rows=32 split=2 ", 60,
+     "d=128: 259 against 237 of 64x128 rows=16"},
+    /* The default of cards with 99 KB of shared memory; an H200 with one block a multiprocessor stood for
+       them. */
     {"mma", "backward_dkv", "tile=64x64 warps=4 rows=32 split=2 ", 32,
      "d=128 causal, 4096 keys: 184 against 179 of 32x128 rows=16 and 159 of 32x64 rows=16"},
     {"mma", "forward", "tile=128x32 warps=4 ", 44, "d=128: 316 against 289 of 64x64"},
     {"mma", "forward", "tile=128x64 warps=4 ", 64, "d=128: 338 against 316 of 128x32 and 289 of 64x64"},
     /* Of target hopper it is the planner's, which runs ahead of the others. */
     {"hopper", "forward", "tile=128x", 8, "d=256 causal, 512 keys: 340 against 333 with one set of P"},
-    {"hopper", "backward_dkv", "tile=128x128 ", 64, "in tiles that a mask cuts, and of the warps that run ahead"},
+    {"hopper", "backward_dkv", "tile=128x128 ", 64,
+     "in tiles that a mask cuts, and of the warps that run ahead"},
     {"hopper", "backward_dkv", "tile=64x128 ", 64, "the same"},
     {"hopper", "backward_dkv", "tile=64x64 ", 8, "the same"},
     {"hopper", "forward", "tile=256x64 ", 8, "d=64 causal, 512 keys: 271 against 221 of 192x128"},
@@ -250,7 +255,8 @@ static void plans_of_two_targets_have_room(void **state) {
         desc.target = "hopper";
         desc.arch = "sm_90";
         desc.device = LOOM_DEVICE_NONE;
-        if (loom_plan_create(context, &desc, &plan, &error)) fail_msg("%s: %s: %s", WIDEST[i], error.field, error.text);
+        if (loom_plan_create(context, &desc, &plan, &error))
+            fail_msg("%s: %s: %s", WIDEST[i], error.field, error.text);
         loom_plan_destroy(plan);
     }
 }

@@ -23,25 +23,29 @@
 #define COUNT(x) (sizeof(x) / sizeof *(x))
 
 /* The problems of examples/, as bf16 where the example is fp32 for the CPU, two more for the deterministic
- * backward and four of target hopper. Without that word dQ has no fixed bits and is left out of the comparison. */
+ * backward and four of target hopper. Without that word dQ has no fixed bits and is left out of the
+ * comparison. */
 static const struct unit {
     const char *problem;
     loom_pass pass;
     const char *arch; /* where there is no device */
     const char *target;
 } UNITS[] = {
-    {"bf16 d=32 causal", LOOM_FORWARD, "sm_80", "mma"},                         /* forward.c */
-    {"fp16 d=64 causal", LOOM_FORWARD, "sm_75", "mma"},                         /* gqa_decode.c */
-    {"bf16 d=32 mask={k <= q & (q - k < near | k % stride == 0)}"                           /* new_mask.c */
+    {"bf16 d=32 causal", LOOM_FORWARD, "sm_80", "mma"},           /* forward.c */
+    {"fp16 d=64 causal", LOOM_FORWARD, "sm_75", "mma"},           /* gqa_decode.c */
+    {"bf16 d=32 mask={k <= q & (q - k < near | k % stride == 0)}" /* new_mask.c */
      " score={s - slope * log(f32(1 + abs(q - k)))} params={near: i32, slope: f32, stride: i32}",
      LOOM_FORWARD, "sm_90", "mma"},
-    {"bf16 d=16 causal backward", LOOM_BACKWARD, "sm_90", "mma"},               /* train_step.c */
-    {"bf16 d=32 mask={document(doc)} params={doc: i32[seq_k]} backward", LOOM_FORWARD, "sm_90", "mma"}, /* minilm.c */
+    {"bf16 d=16 causal backward", LOOM_BACKWARD, "sm_90", "mma"}, /* train_step.c */
+    {"bf16 d=32 mask={document(doc)} params={doc: i32[seq_k]} backward", LOOM_FORWARD, "sm_90",
+     "mma"}, /* minilm.c */
     {"bf16 d=32 mask={document(doc)} params={doc: i32[seq_k]} backward", LOOM_BACKWARD, "sm_120", "mma"},
     {"bf16 d=64 causal backward deterministic", LOOM_BACKWARD, "sm_90", "mma"},
-    {"fp16 d=80:64 mask={window(40, 8)} score={softcap(20)} backward deterministic", LOOM_BACKWARD, "sm_90", "mma"},
+    {"fp16 d=80:64 mask={window(40, 8)} score={softcap(20)} backward deterministic", LOOM_BACKWARD, "sm_90",
+     "mma"},
     {"bf16 d=128 causal", LOOM_FORWARD, "sm_90", "hopper"},
-    {"fp16 d=64:192 mask={document(doc)} score={softcap(20)} params={doc: i32[seq_k]}", LOOM_FORWARD, "sm_90", "hopper"},
+    {"fp16 d=64:192 mask={document(doc)} score={softcap(20)} params={doc: i32[seq_k]}", LOOM_FORWARD, "sm_90",
+     "hopper"},
     {"bf16 d=72", LOOM_FORWARD, "sm_90", "hopper"},
     {"bf16 d=80 causal backward", LOOM_BACKWARD, "sm_90", "hopper"},
 };

@@ -257,24 +257,14 @@ template <bool first>
 //@ end
     float to_log2 = consumer->to_log2;
     if (__any_sync(~0u, is_large)) {
-        const float *lse = &consumer->statistics[at].exact_lse[lane % 4 * 2];
-#pragma unroll
-        for (int i = 0; i < tile_q / 2; ++i) {
-            s[i] = s[i] * consumer->args->scale - lse[i / 4 * 8 + i % 2];
-//@ if not has_mask then
-            if (consumer->key + i / 2 % 2 * 8 >= consumer->work->seq_k) s[i] = __int_as_float(0xff800000);
-//@ end
-        }
+        subtract_lse(s, consumer->statistics[at].exact_lse, consumer->args, consumer->work, consumer->key);
         to_log2 = log2_e;
     }
 //@ if has_mask then
     if (masked) hide(s, &seen);
 //@ end
     unsigned p[tile_q / 4];  // pairs of queries
-#pragma unroll
-    for (int i = 0; i < tile_q / 4; ++i) {
-        p[i] = pack_weights(exp2_approx(fmaf(s[2 * i], to_log2, weight_log2)), exp2_approx(fmaf(s[2 * i + 1], to_log2, weight_log2)));
-    }
+    make_weights(p, s, to_log2);
 
 //@ if adds_dq then
     // [3] dQ of the tile before
@@ -349,7 +339,9 @@ template <bool first>
     return what;
 }
 
-//@ part("store_gradients")
+//@ part("store_gradient", {name = "dk", region = "q", kind = "qk", tile = "tile_k", head = "head_kv"})
+
+//@ part("store_gradient", {name = "dv", region = "dout", kind = "v", tile = "tile_k", head = "head_kv"})
 
 //@ text("static __device__ __forceinline__ void consume(const LoomArgs *args, const Work *work, unsigned smem, const Tile *tiles, const Statistics *statistics" .. (finds_nonfinite and ", uint2 *nonfinite" or "") .. ") {")
     const int warpgroup = uniform(threadIdx.x / 128) - 1, lane = threadIdx.x % 32;
@@ -388,8 +380,8 @@ template <bool first>
     const float scale = args->scale / of_sums;
     barrier_wait(bar_told(smem), 0);
     if (from_lane_0(in_lane_0(&tiles[told_ahead].what)) & is_none) {
-        store_dv(dv, 0, args, work, smem, first_row);
-        store_dk(dk, 0, args, work, smem, first_row);
+        if (args->dv) store_dv(dv, 0, args, work, smem, first_row);
+        if (args->dk) store_dk(dk, 0, args, work, smem, first_row);
     } else {
 //@ if adds_dq then
         Before before;
@@ -418,8 +410,8 @@ template <bool first>
         // [5] dK and dV
 //@ end
         asm volatile("barrier.cta.sync %0, 256;" ::"r"(1) : "memory");  // all consumers are done with queries and dO
-        store_dv(dv, 1 / of_sums, args, work, smem, first_row);
-        store_dk(dk, scale, args, work, smem, first_row);
+        if (args->dv) store_dv(dv, 1 / of_sums, args, work, smem, first_row);
+        if (args->dk) store_dk(dk, scale, args, work, smem, first_row);
 //@ if adds_dq then
         wgmma_wait<0>();
 //@ if has_mask then

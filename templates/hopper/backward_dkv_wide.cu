@@ -107,14 +107,7 @@ static __device__ __forceinline__ unsigned weigh(float (&dv)[depth_v / 2], unsig
     // [2] P^T
     float to_log2 = consumer->to_log2;
     if (__any_sync(~0u, is_large)) {
-        const float *lse = &consumer->statistics[at].exact_lse[lane % 4 * 2];
-#pragma unroll
-        for (int i = 0; i < tile_q / 2; ++i) {
-            s[i] = s[i] * consumer->args->scale - lse[i / 4 * 8 + i % 2];
-//@ if not has_mask then
-            if (consumer->key + i / 2 % 2 * 8 >= consumer->work->seq_k) s[i] = __int_as_float(0xff800000);
-//@ end
-        }
+        subtract_lse(s, consumer->statistics[at].exact_lse, consumer->args, consumer->work, consumer->key);
         to_log2 = log2_e;
     }
     __syncwarp();
@@ -122,10 +115,7 @@ static __device__ __forceinline__ unsigned weigh(float (&dv)[depth_v / 2], unsig
 //@ if has_mask then
     if (masked) hide(s, &seen);
 //@ end
-#pragma unroll
-    for (int i = 0; i < tile_q / 4; ++i) {
-        p[i] = pack_weights(exp2_approx(fmaf(s[2 * i], to_log2, weight_log2)), exp2_approx(fmaf(s[2 * i + 1], to_log2, weight_log2)));
-    }
+    make_weights(p, s, to_log2);
 #pragma unroll
     for (int i = 0; i < tile_q / 4; i += 4) {
         asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};"
@@ -207,7 +197,9 @@ static __device__ __forceinline__ unsigned slope(float (&dk)[depth_qk / 2], unsi
     return what;
 }
 
-//@ part("store_gradients")
+//@ part("store_gradient", {name = "dk", region = "q", kind = "qk", tile = "tile_k", head = "head_kv"})
+
+//@ part("store_gradient", {name = "dv", region = "dout", kind = "v", tile = "tile_k", head = "head_kv"})
 
 static __device__ __forceinline__ void consume(const LoomArgs *args, const Work *work, unsigned smem, const Tile *tiles, const Statistics *statistics) {
     const int warpgroup = uniform(threadIdx.x / 128) - 1, lane = threadIdx.x % 32;
@@ -247,7 +239,7 @@ static __device__ __forceinline__ void consume(const LoomArgs *args, const Work 
             wgmma_wait<0>();
         }
         asm volatile("barrier.cta.sync %0, 256;" ::"r"(1) : "memory");  // both are done with queries and dO
-        store_dv(dv, 1 / of_sums, args, work, smem, first_row);
+        if (args->dv) store_dv(dv, 1 / of_sums, args, work, smem, first_row);
     } else {
         float dk[depth_qk / 2];
 #pragma unroll
@@ -259,7 +251,7 @@ static __device__ __forceinline__ void consume(const LoomArgs *args, const Work 
             wgmma_wait<0>();
         }
         asm volatile("barrier.cta.sync %0, 256;" ::"r"(1) : "memory");
-        store_dk(dk, args->scale / of_sums, args, work, smem, first_row);
+        if (args->dk) store_dk(dk, args->scale / of_sums, args, work, smem, first_row);
     }
     if (lane == 0) stores_read();
 }

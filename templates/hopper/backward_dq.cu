@@ -232,29 +232,7 @@ static __device__ __forceinline__ unsigned step(float (&dq)[depth_qk / 2], unsig
     return what;
 }
 
-// Writes dQ through the shared memory of this warpgroup's queries, each warp its 16 rows, in the swizzle of boxes.
-static __device__ __forceinline__ void store_dq(const float (&x)[depth_qk / 2], const Consumer *consumer, int warpgroup) {
-    const int lane = threadIdx.x % 32, first_row = 64 * warpgroup + 16 * (threadIdx.x / 32 % 4);
-    const unsigned boxes = consumer->smem + smem_q + first_row * 128;
-    const float scale = consumer->args->scale;
-#pragma unroll
-    for (int j = 0; j < depth_qk / 8; j += 2) {  // 16 columns
-        const unsigned at = boxes + j / 8 * (tile_q * 128) + lane % 16 * 128 + (((j + lane / 16) % 8 ^ lane % 8) << 4);
-        asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
-                     ::"r"(at), "r"(pack(x[4 * j] * scale, x[4 * j + 1] * scale)), "r"(pack(x[4 * j + 2] * scale, x[4 * j + 3] * scale)),
-                     "r"(pack(x[4 * j + 4] * scale, x[4 * j + 5] * scale)), "r"(pack(x[4 * j + 6] * scale, x[4 * j + 7] * scale)) : "memory");
-    }
-    publish_shared();
-    __syncwarp();
-    if (lane > 0) return;
-    const Work *work = consumer->work;
-#pragma unroll
-    for (int i = 0; i < chunks_qk; ++i) {
-        store_box(&consumer->args->dq_map, boxes + i * tile_q * 128, 64 * i, work->tile * tile_q + first_row, work->head, work->batch);
-    }
-    stores_commit();
-    stores_read();
-}
+//@ part("store_gradient", {name = "dq", region = "q", kind = "qk", tile = "tile_q", head = "head"})
 
 static __device__ __forceinline__ void consume(const LoomArgs *args, const Work *work, unsigned smem, const Tile *tiles) {
     const int warpgroup = uniform(threadIdx.x / 128) - 1, lane = threadIdx.x % 32;
@@ -307,7 +285,8 @@ static __device__ __forceinline__ void consume(const LoomArgs *args, const Work 
 
     // [5] dQ
     asm volatile("barrier.cta.sync %0, 128;" ::"r"(2 + warpgroup) : "memory");  // all warps of the warpgroup are done with its queries
-    store_dq(dq, &consumer, warpgroup);
+    store_dq(dq, args->scale, args, work, smem, 64 * warpgroup + 16 * (threadIdx.x / 32 % 4));
+    if (lane == 0) stores_read();
 }
 
 extern "C" __global__ void __launch_bounds__(threads, 1) ${symbol}(const __grid_constant__ LoomArgs args) {

@@ -373,7 +373,8 @@ static bool operand(uint64_t descriptor, int i, int k, bool transposed, bool is_
     at ^= (at >> 7 & 7) << 4;
     if (descriptor >> 62 == NOT_SWIZZLED) {
         if (transposed) return false;
-        at = address + (unsigned)i / 8 * stride + (unsigned)i % 8 * 16 + (unsigned)k / 8 * leading + (unsigned)k % 8 * 2;
+        at = address + (unsigned)i / 8 * stride + (unsigned)i % 8 * 16 + (unsigned)k / 8 * leading +
+             (unsigned)k % 8 * 2;
     } else if (descriptor >> 62 != SWIZZLED_128) {
         return false;
     }
@@ -400,8 +401,8 @@ static void multiply(const product *p, unsigned warp_index) {
     }
     for (int row = 0; row < 16 && !p->a[0]; row++)
         for (int k = 0; k < 16; k++)
-            is_inside = operand(p->a_descriptor, 16 * (int)(warp_index % 4) + row, k, p->a_transposed, p->is_bf16,
-                                &a[row][k]) &&
+            is_inside = operand(p->a_descriptor, 16 * (int)(warp_index % 4) + row, k, p->a_transposed,
+                                p->is_bf16, &a[row][k]) &&
                         is_inside;
     if (!is_inside) {
         emu_fail("an operand of wgmma is outside of shared memory, or swizzled in a way that is not known");

@@ -463,6 +463,22 @@ static __device__ __forceinline__ unsigned where_weighted(unsigned pair) {
     return halves;
 }
 
+// Takes LSE off S where one of the tile is large: after the scale has multiplied. What it makes is in powers of e.
+static __device__ __forceinline__ void subtract_lse(float (&s)[tile_q / 2], const float *exact_lse, const LoomArgs *args, const Work *work, int key) {
+#pragma unroll
+    for (int i = 0; i < tile_q / 2; ++i) {
+        s[i] = s[i] * args->scale - exact_lse[threadIdx.x % 4 * 2 + i / 4 * 8 + i % 2];
+    }
+}
+
+// P of what is left of S, times weight_unit.
+static __device__ __forceinline__ void make_weights(unsigned (&p)[tile_q / 4], const float (&s)[tile_q / 2], float to_log2) {
+#pragma unroll
+    for (int i = 0; i < tile_q / 4; ++i) {
+        p[i] = pack_weights(exp2_approx(fmaf(s[2 * i], to_log2, weight_log2)), exp2_approx(fmaf(s[2 * i + 1], to_log2, weight_log2)));
+    }
+}
+
 // One bf16 as f32.
 static __device__ __forceinline__ float to_float(unsigned short element) {
     return __uint_as_float((unsigned)element << 16);
@@ -908,19 +924,12 @@ static __device__ __forceinline__ unsigned step(float (&dk)[depth_qk / 2], float
     if (first) note_nonfinite(s, consumer);
     float to_log2 = consumer->to_log2;
     if (__any_sync(~0u, is_large)) {
-        const float *lse = &consumer->statistics[at].exact_lse[lane % 4 * 2];
-#pragma unroll
-        for (int i = 0; i < tile_q / 2; ++i) {
-            s[i] = s[i] * consumer->args->scale - lse[i / 4 * 8 + i % 2];
-        }
+        subtract_lse(s, consumer->statistics[at].exact_lse, consumer->args, consumer->work, consumer->key);
         to_log2 = log2_e;
     }
     if (masked) hide(s, &seen);
     unsigned p[tile_q / 4];  // pairs of queries
-#pragma unroll
-    for (int i = 0; i < tile_q / 4; ++i) {
-        p[i] = pack_weights(exp2_approx(fmaf(s[2 * i], to_log2, weight_log2)), exp2_approx(fmaf(s[2 * i + 1], to_log2, weight_log2)));
-    }
+    make_weights(p, s, to_log2);
 
     // [3] dQ of the tile before
     float dq[dq_columns / 2];
@@ -972,10 +981,9 @@ static __device__ __forceinline__ unsigned step(float (&dk)[depth_qk / 2], float
     return what;
 }
 
-// Starts writing dk through the shared memory of q, which nobody reads any more: each warp 16 rows from
-// first_row on, in the swizzle of boxes.
+// Starts writing dk through the shared memory of q, which nobody reads any more: each warp 16 rows from first_row on, in
+// the swizzle of boxes.
 static __device__ __forceinline__ void store_dk(const float (&x)[depth_qk / 2], float scale, const LoomArgs *args, const Work *work, unsigned smem, int first_row) {
-    if (!args->dk) return;
     const int lane = threadIdx.x % 32;
     const unsigned boxes = smem + smem_q + first_row * 128;
 #pragma unroll
@@ -995,10 +1003,9 @@ static __device__ __forceinline__ void store_dk(const float (&x)[depth_qk / 2], 
     stores_commit();
 }
 
-// Starts writing dv through the shared memory of dout, which nobody reads any more: each warp 16 rows from
-// first_row on, in the swizzle of boxes.
+// Starts writing dv through the shared memory of dout, which nobody reads any more: each warp 16 rows from first_row on, in
+// the swizzle of boxes.
 static __device__ __forceinline__ void store_dv(const float (&x)[depth_v / 2], float scale, const LoomArgs *args, const Work *work, unsigned smem, int first_row) {
-    if (!args->dv) return;
     const int lane = threadIdx.x % 32;
     const unsigned boxes = smem + smem_dout + first_row * 128;
 #pragma unroll
@@ -1017,7 +1024,6 @@ static __device__ __forceinline__ void store_dv(const float (&x)[depth_v / 2], f
     }
     stores_commit();
 }
-
 
 static __device__ __forceinline__ void consume(const LoomArgs *args, const Work *work, unsigned smem, const Tile *tiles, const Statistics *statistics, uint2 *nonfinite) {
     const int warpgroup = uniform(threadIdx.x / 128) - 1, lane = threadIdx.x % 32;
@@ -1046,8 +1052,8 @@ static __device__ __forceinline__ void consume(const LoomArgs *args, const Work 
     const float scale = args->scale / of_sums;
     barrier_wait(bar_told(smem), 0);
     if (from_lane_0(in_lane_0(&tiles[told_ahead].what)) & is_none) {
-        store_dv(dv, 0, args, work, smem, first_row);
-        store_dk(dk, 0, args, work, smem, first_row);
+        if (args->dv) store_dv(dv, 0, args, work, smem, first_row);
+        if (args->dk) store_dk(dk, 0, args, work, smem, first_row);
     } else {
         Before before;
         unsigned what = step<true, true>(dk, dv, &consumer, &before, &stage);
@@ -1064,8 +1070,8 @@ static __device__ __forceinline__ void consume(const LoomArgs *args, const Work 
         await_ds(&consumer, &before);
         start_dq(dq, &consumer, &before);
         asm volatile("barrier.cta.sync %0, 256;" ::"r"(1) : "memory");  // all consumers are done with queries and dO
-        store_dv(dv, 1 / of_sums, args, work, smem, first_row);
-        store_dk(dk, scale, args, work, smem, first_row);
+        if (args->dv) store_dv(dv, 1 / of_sums, args, work, smem, first_row);
+        if (args->dk) store_dk(dk, scale, args, work, smem, first_row);
         wgmma_wait<0>();
         if (!cared_for(&consumer, &before)) add_dq(dq, &consumer, &before);
     }

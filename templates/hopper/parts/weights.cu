@@ -20,3 +20,22 @@ static __device__ __forceinline__ unsigned where_weighted(unsigned pair) {
     return halves;
 }
 //@ end
+
+// Takes LSE off S where one of the tile is large: after the scale has multiplied. What it makes is in powers of e.
+static __device__ __forceinline__ void subtract_lse(float (&s)[tile_q / 2], const float *exact_lse, const LoomArgs *args, const Work *work, int key) {
+#pragma unroll
+    for (int i = 0; i < tile_q / 2; ++i) {
+        s[i] = s[i] * args->scale - exact_lse[threadIdx.x % 4 * 2 + i / 4 * 8 + i % 2];
+//@ if not has_mask then
+        if (key + i / 2 % 2 * 8 >= work->seq_k) s[i] = __int_as_float(0xff800000);
+//@ end
+    }
+}
+
+// P of what is left of S, times weight_unit.
+static __device__ __forceinline__ void make_weights(unsigned (&p)[tile_q / 4], const float (&s)[tile_q / 2], float to_log2) {
+#pragma unroll
+    for (int i = 0; i < tile_q / 4; ++i) {
+        p[i] = pack_weights(exp2_approx(fmaf(s[2 * i], to_log2, weight_log2)), exp2_approx(fmaf(s[2 * i + 1], to_log2, weight_log2)));
+    }
+}
