@@ -3,7 +3,7 @@
 usage: peers_beside.py OUT.csv --attnloom build/attnloom --peers peers.py --commit ID
                        [--mode burst,sustained] [--pass forward,backward] [--hdim 64,128,256]
                        [--seqlen 512,...] [--backends cudnn,fa2] [--dtype bf16] [--target hopper]
-                       [--repeat 3] [--fa3 results/h200-fa3-table.csv] [--fa3-program ./fa3_forward]
+                       [--repeat 3] [--fa3 results/h200-fa3-table.csv] [--fa3-program ./fa3]
 
 `--peers` is a script that is called as `peers.py OUT.csv --mode .. --pass fwd,bwd --hdim .. --seqlen .. --backends ..
 --dtype ..` and writes the columns pass,dtype,hdim,causal,seqlen,batch,heads,backend,mode,ms,tflops. It needs PyTorch.
@@ -15,8 +15,8 @@ that cell; a cell that Attnloom lacks is an error. Without a peer in a cell the 
 With `--repeat N` Attnloom and the peers are timed in turns, N times each for one head dim after the other, and every
 row is the median of its N.
 
-cuDNN is timed in every run. With `--fa3-program ./fa3_forward` (bf16, forward; fa3_forward.cu says how it is built) so is
-FlashAttention-3. Without, it is not run: backend fa3 is its time in the table `--fa3` (columns
+cuDNN is timed in every run. With `--fa3-program ./fa3` (bf16; fa3.cu says how it is built) so is FlashAttention-3.
+Without, it is not run: backend fa3 is its time in the table `--fa3` (columns
 mode,pass,hdim,causal,seqlen,fa3_ms,cudnn_ms, bf16), times cuDNN's time here / cuDNN's time in the table. It is left out
 of cells that cuDNN or the table lacks, and of all with `--fa3 ""`; the default table was measured on an H200.
 """
@@ -50,8 +50,8 @@ def arguments():
     parser.add_argument("--fa3", default=FA3_TABLE, help="table of FlashAttention-3 and cuDNN; empty: none")
     parser.add_argument("--fa3-program", help="program that times FlashAttention-3, instead of the table")
     args = parser.parse_args()
-    if args.fa3_program and (args.passes, args.dtype) != ("forward", "bf16"):
-        parser.error("--fa3-program needs --pass forward --dtype bf16")
+    if args.fa3_program and args.dtype != "bf16":
+        parser.error("--fa3-program needs --dtype bf16")
     if "cudnn" not in args.backends.split(","):
         args.backends = "cudnn," + args.backends
     return args
@@ -101,7 +101,7 @@ def run_peers(args, hdim):
     passes = ",".join(PASS[name] for name in args.passes.split(","))
     rows = rows_written(args, hdim, [sys.executable, args.peers], "--pass", passes, "--backends", args.backends, "--dtype",
                         args.dtype)
-    return rows + rows_written(args, hdim, [args.fa3_program]) if args.fa3_program else rows
+    return rows + rows_written(args, hdim, [args.fa3_program], "--pass", passes) if args.fa3_program else rows
 
 
 def cell_of(row):
