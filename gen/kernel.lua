@@ -65,10 +65,19 @@ local function seen_constants(columns)
             {"seen_words", columns // width, "such words of a tile"}}
 end
 
+local BOX_COLUMNS, BOX_ROW_BYTES = 64, 128 -- of what one TMA instruction copies
+
+-- Head dims of the hopper backward. Unequal ones go up to whole boxes, which TMA fills with zeros: ptxas (13.0) finds registers for
+-- all equal dims and for those, and serialises the products of many others (40:72, 64:96, 104:128).
+local function hopper_backward_dims(problem)
+    if problem.d == problem.dv then return head_dims(problem) end
+    return round_up(problem.d, BOX_COLUMNS), round_up(problem.dv, BOX_COLUMNS)
+end
+
 -- The sum of dQ of target hopper: {columns of a warpgroup, floats of a row}. With tiles of 128 queries each of the two warpgroups
 -- makes all columns of half of the rows, with tiles of 64 half of the columns of all, a chunk of 64 where there are two.
 local function hopper_dq(problem, s)
-    local d = head_dims(problem)
+    local d = hopper_backward_dims(problem)
     local columns = s.tile_q == 128 and d or d > 64 and 64 or d // 2
     return columns, 2 * 64 * columns // s.tile_q
 end
@@ -365,7 +374,6 @@ end
 
 local hopper = {}
 
-local BOX_COLUMNS, BOX_ROW_BYTES = 64, 128 -- of what one TMA instruction copies
 local WARPGROUP = 128                      -- threads
 local PLAN_PLACES, WORK_PLACES = 8, 32     -- of queues
 local HOPPER_LIST_HEADS = 8                -- of the backward: so many have their dQ in the L2 cache together
@@ -496,7 +504,7 @@ end
 
 -- Bytes of the regions of the backward's shared memory.
 local function hopper_backward_shared(problem, s)
-    local d, dv = head_dims(problem)
+    local d, dv = hopper_backward_dims(problem)
     local shared = {
         {"k", s.tile_k * BOX_ROW_BYTES * chunks(d), "[chunks_qk][tile_k][64]"},
         {"v", s.tile_k * BOX_ROW_BYTES * chunks(dv), "[chunks_v][tile_k][64]"},
@@ -510,7 +518,7 @@ local function hopper_backward_shared(problem, s)
     append(shared, {
         -- behind the last stands what a wgmma might read of rows of 32 bytes
         {"statistics", s.stages * (36 * s.tile_q + 16) + 16 * s.tile_q, "[stages] LSE and D of the queries"},
-        {"barriers", 8 * (4 * s.stages + 3 + math.max(s.stages, 2)), "of stages, of keys and values, of the first tile, of dS or P"},
+        {"barriers", 8 * (4 * s.stages + 5), "of stages, of keys and values, of the first tile, of dS"},
         {"tiles", 16 * (s.stages + 1), "[stages + 1] what the consumers are told of a tile"},
         {"works", 4 * 32, "the work, for the consumers and for each other warp"},
     })
@@ -526,7 +534,7 @@ function hopper.backward_delta(problem, s)
 end
 
 function hopper.backward_dkv(problem, s)
-    local d, dv = head_dims(problem)
+    local d, dv = hopper_backward_dims(problem)
     local shared = hopper_backward_shared(problem, s)
     local warpgroups, own_dq = 2, has_own_dq(problem)
     return {
@@ -572,7 +580,7 @@ end
 -- The regions of backward_dq, {shared, stages of keys, of values}: as many tiles of keys and values, up to 4, as there is room for.
 local DQ_TILE_Q, DQ_TILE_K, DQ_MOST_STAGES = 128, 64, 4
 local function hopper_dq_shared(problem)
-    local d, dv = head_dims(problem)
+    local d, dv = hopper_backward_dims(problem)
     local function regions(k_stages, v_stages)
         return {
             {"q", DQ_TILE_Q * BOX_ROW_BYTES * chunks(d), "[chunks_qk][tile_q][64]"},
@@ -592,7 +600,7 @@ local function hopper_dq_shared(problem)
 end
 
 function hopper.backward_dq(problem)
-    local d, dv = head_dims(problem)
+    local d, dv = hopper_backward_dims(problem)
     local shared, k_stages, v_stages = hopper_dq_shared(problem)
     local warpgroups = DQ_TILE_Q // 64
     return {
@@ -648,7 +656,7 @@ end
 
 -- Registers that a consumer of the backward needs: dK, dV, P, dP and a part of dQ, and what else there is; and how many it has.
 function kernel.hopper_backward_registers(problem, s)
-    local d, dv = head_dims(problem)
+    local d, dv = hopper_backward_dims(problem)
     local sums = is_wide(problem) and math.max(d, dv) // 2 or (d + dv) // 2 + hopper_dq(problem, s) // 2
     return sums + s.tile_q // 4 + s.tile_q // 2 + HOPPER_OTHER_REGISTERS, HOPPER_FULL_REGISTERS[2]
 end

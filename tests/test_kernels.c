@@ -66,6 +66,8 @@ static const char *const PROBLEMS[] = {
     /* no mask */
     "bf16 d=64 backward",
     "bf16 d=112 backward",
+    "bf16 d=40:72 backward",
+    "fp16 d=104:128 mask={window(255, 0)} backward",
     "bf16 d=128 backward",
     "fp16 d=256 backward deterministic",
 

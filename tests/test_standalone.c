@@ -227,7 +227,7 @@ static uint64_t digest_of(loom_context *context, const struct unit *unit, loom_p
     if (unit->pass == LOOM_BACKWARD) run_pass(rig, unit, LOOM_FORWARD);
     ejected = found;
     main_launch = found ? place_of(plan, unit->pass == LOOM_FORWARD ? "forward" : "backward_dkv") : 0;
-    taken_at = found && is_hopper(unit) && main_launch > 1
+    taken_at = found && is_hopper(unit) && unit->pass == LOOM_FORWARD && main_launch > 1
                    ? 160
                    : 0; /* behind q, k, v, o, lse: pointers and three strides */
     if (taken_at && driver->memory_alloc(&taken, 4)) fail_msg("no memory");

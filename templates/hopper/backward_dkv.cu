@@ -2,6 +2,7 @@
 //@ local two_tiles, two_chunks = c.tile_q == 128, c.chunks_qk == 2
 //@ local adds_dq = c.own_dq == 0  -- else it is made by hopper/backward_dq.cu
 //@ local finds_nonfinite = has_mask and adds_dq
+//@ local one_loop = dtype == "fp16" and not two_tiles  -- full tiles with a loop of their own are faster, but serialised here (ptxas 13.0)
 //@ text(header)
 
 //@ text(constants)
@@ -223,8 +224,8 @@ template <bool first>
         if (!first) barrier_wait(bar_q_full(smem, at), stage->parity);
         const Tile *known = first ? &consumer->tiles[told_ahead] : tile;
         Work work = *consumer->work;
-        work.head = known->head;
-        seen = seen_of(consumer->args, &work, consumer->key, known->index * tile_q + lane % 4 * 2);
+        work.head = from_lane_0(in_lane_0(&known->head));
+        seen = seen_of(consumer->args, &work, consumer->key, from_lane_0(in_lane_0(&known->index)) * tile_q + lane % 4 * 2);
     }
 //@ end
 
@@ -389,6 +390,7 @@ template <bool first>
 //@ local arguments = "(dk, dv, &consumer, " .. (adds_dq and "&before, " or "") .. "&stage);"
 //@ if has_mask then
         //@ text("unsigned what = step<true, true>" .. arguments)
+//@ if one_loop then
         while (!__any_sync(~0u, what & is_last)) {  // votes: operands stay in the uniform datapath
             if (__any_sync(~0u, what & next_is_full)) {
                 //@ text("what = step<false, false>" .. arguments)
@@ -396,6 +398,15 @@ template <bool first>
                 //@ text("what = step<false, true>" .. arguments)
             }
         }
+//@ else
+        for (;;) {  // votes: operands stay in the uniform datapath
+            while (__any_sync(~0u, what & next_is_full)) {
+                //@ text("what = step<false, false>" .. arguments)
+            }
+            if (__any_sync(~0u, what & is_last)) break;
+            //@ text("what = step<false, true>" .. arguments)
+        }
+//@ end
 //@ else
         //@ text("unsigned what = step<true>" .. arguments)
         //@ text("while (!(what & is_last)) what = step<false>" .. arguments)

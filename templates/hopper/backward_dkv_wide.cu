@@ -37,8 +37,8 @@
 // The first makes S^T, P^T and dV, the second dP^T, dS^T and dK. P goes from one to the other as accumulators lie: what a thread has
 // is what the same thread of the other needs.
 
-// P of a stage may be overwritten when the stage's queries may: the second warpgroup releases them after it has read P.
-static __device__ __forceinline__ unsigned bar_p_full(unsigned smem, int stage) { return bar_told(smem) + 8 + 8 * stage; }
+// Both warpgroups meet where P of a tile is whole. The second has then read P of the tile before, which is overwritten next.
+static __device__ __forceinline__ void meet() { asm volatile("barrier.cta.sync %0, 256;" ::"r"(2) : "memory"); }
 
 // What stays the same for a consumer.
 typedef struct Consumer {
@@ -83,8 +83,8 @@ static __device__ __forceinline__ unsigned weigh(float (&dv)[depth_v / 2], unsig
         if (!first) barrier_wait(bar_q_full(smem, at), stage->parity);
         const Tile *known = first ? &consumer->tiles[told_ahead] : tile;
         Work work = *consumer->work;
-        work.head = known->head;
-        seen = seen_of(consumer->args, &work, consumer->key, known->index * tile_q + lane % 4 * 2);
+        work.head = from_lane_0(in_lane_0(&known->head));
+        seen = seen_of(consumer->args, &work, consumer->key, from_lane_0(in_lane_0(&known->index)) * tile_q + lane % 4 * 2);
     }
 //@ end
 
@@ -121,8 +121,7 @@ static __device__ __forceinline__ unsigned weigh(float (&dv)[depth_v / 2], unsig
         asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};"
                      ::"r"(weights_at(smem, at) + i / 4 * 2048), "r"(p[i]), "r"(p[i + 1]), "r"(p[i + 2]), "r"(p[i + 3]) : "memory");
     }
-    __syncwarp();
-    if (lane == 0) barrier_arrive(bar_p_full(smem, at));
+    meet();
 
     // [3] dV += P^T dO
 #pragma unroll
@@ -168,7 +167,7 @@ static __device__ __forceinline__ unsigned slope(float (&dk)[depth_qk / 2], unsi
     if (lane == 0) barrier_arrive(bar_dout_empty(smem, at));
 
     // [2] dS^T
-    barrier_wait(bar_p_full(smem, at), stage->parity);
+    meet();
     unsigned weights[tile_q / 4];
 #pragma unroll
     for (int i = 0; i < tile_q / 4; i += 4) {
@@ -225,12 +224,10 @@ static __device__ __forceinline__ void consume(const LoomArgs *args, const Work 
             unsigned p[tile_q / 4];  // of the tile before, while its product is under way
 //@ if has_mask then
             unsigned what = weigh<true, true>(dv, p, &consumer, &stage);
-            while (!__any_sync(~0u, what & is_last)) {  // votes: operands stay in the uniform datapath
-                if (__any_sync(~0u, what & next_is_full)) {
-                    what = weigh<false, false>(dv, p, &consumer, &stage);
-                } else {
-                    what = weigh<false, true>(dv, p, &consumer, &stage);
-                }
+            for (;;) {  // votes: operands stay in the uniform datapath; full tiles have a loop of their own
+                while (__any_sync(~0u, what & next_is_full)) what = weigh<false, false>(dv, p, &consumer, &stage);
+                if (__any_sync(~0u, what & is_last)) break;
+                what = weigh<false, true>(dv, p, &consumer, &stage);
             }
 //@ else
             unsigned what = weigh<true>(dv, p, &consumer, &stage);
@@ -264,7 +261,6 @@ extern "C" __global__ void __launch_bounds__(threads, 1) ${symbol}(const __grid_
     Statistics *statistics = (Statistics *)(shared + smem_statistics);
     if (threadIdx.x == 0) {
         begin_barriers(&args, smem);
-        for (int i = 0; i < stages; ++i) barrier_init(bar_p_full(smem, i), 4);
         publish_shared();
     }
     if (threadIdx.x / 32 < 4 && threadIdx.x % 32 == 0) works[threadIdx.x / 32] = work_of(&args, blockIdx.x);

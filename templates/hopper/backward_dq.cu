@@ -173,7 +173,7 @@ static __device__ __forceinline__ unsigned step(float (&dq)[depth_qk / 2], unsig
     if (masked) {
         if (!first) barrier_wait(bar_k_full(smem, k_stage), k_parity);
         const Tile *known = first ? &consumer->tiles[told_ahead] : tile;
-        seen = seen_of(consumer->args, consumer->work, consumer->row, known->index * tile_k + lane % 4 * 2);
+        seen = seen_of(consumer->args, consumer->work, consumer->row, from_lane_0(in_lane_0(&known->index)) * tile_k + lane % 4 * 2);
     }
 
     // [1] S and dP
@@ -272,13 +272,10 @@ static __device__ __forceinline__ void consume(const LoomArgs *args, const Work 
         unsigned ds[tile_k / 4];  // pairs of keys; the product with those of the tile before may be under way
         int nth = 0;
         unsigned what = step<true, true>(dq, ds, &consumer, nth);
-        while (!__any_sync(~0u, what & is_last)) {  // votes: operands stay in the uniform datapath
-            ++nth;
-            if (__any_sync(~0u, what & next_is_full)) {
-                what = step<false, false>(dq, ds, &consumer, nth);
-            } else {
-                what = step<false, true>(dq, ds, &consumer, nth);
-            }
+        for (;;) {  // votes: operands stay in the uniform datapath; full tiles have a loop of their own
+            while (__any_sync(~0u, what & next_is_full)) what = step<false, false>(dq, ds, &consumer, ++nth);
+            if (__any_sync(~0u, what & is_last)) break;
+            what = step<false, true>(dq, ds, &consumer, ++nth);
         }
         wgmma_wait<0>();
     }

@@ -10,7 +10,7 @@
 //             98304  dout [stages][chunks_v][tile_q][64]
 //            131072  ds [2][tile_q / 64][tile_k][64] dS^T
 //            163840  statistics [stages] LSE and D of the queries
-//            169600  barriers of stages, of keys and values, of the first tile, of dS or P
+//            169600  barriers of stages, of keys and values, of the first tile, of dS
 //            169728  tiles [stages + 1] what the consumers are told of a tile
 //            169856  works the work, for the consumers and for each other warp
 //            169984  nonfinite [warps of consumers] bit sets of keys that are not finite
@@ -898,8 +898,8 @@ static __device__ __forceinline__ unsigned step(float (&dk)[depth_qk / 2], float
         if (!first) barrier_wait(bar_q_full(smem, at), stage->parity);
         const Tile *known = first ? &consumer->tiles[told_ahead] : tile;
         Work work = *consumer->work;
-        work.head = known->head;
-        seen = seen_of(consumer->args, &work, consumer->key, known->index * tile_q + lane % 4 * 2);
+        work.head = from_lane_0(in_lane_0(&known->head));
+        seen = seen_of(consumer->args, &work, consumer->key, from_lane_0(in_lane_0(&known->index)) * tile_q + lane % 4 * 2);
     }
 
     // [1] S^T and dP^T
@@ -1057,12 +1057,12 @@ static __device__ __forceinline__ void consume(const LoomArgs *args, const Work 
     } else {
         Before before;
         unsigned what = step<true, true>(dk, dv, &consumer, &before, &stage);
-        while (!__any_sync(~0u, what & is_last)) {  // votes: operands stay in the uniform datapath
-            if (__any_sync(~0u, what & next_is_full)) {
+        for (;;) {  // votes: operands stay in the uniform datapath
+            while (__any_sync(~0u, what & next_is_full)) {
                 what = step<false, false>(dk, dv, &consumer, &before, &stage);
-            } else {
-                what = step<false, true>(dk, dv, &consumer, &before, &stage);
             }
+            if (__any_sync(~0u, what & is_last)) break;
+            what = step<false, true>(dk, dv, &consumer, &before, &stage);
         }
 
         // [6] dQ of the last tile, dK and dV

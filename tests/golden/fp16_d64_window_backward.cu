@@ -131,6 +131,7 @@ extern "C" __global__ void __launch_bounds__(threads) attnloom_backward_delta(co
     }
 
     // [2] clear the sum of dQ
+    if (!args.dq) return;
     const int first = work.tile * tile_q, end = (work.seq_q + sum_tile - 1) / sum_tile * sum_tile;
     const int rows = first + tile_q < work.seq_q ? tile_q : end - first;
     float4 *to = (float4 *)(args.dq_sum + (head * end + first) * sum_columns);
