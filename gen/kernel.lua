@@ -511,19 +511,24 @@ local function hopper_backward_shared(problem, s)
         {"q", s.stages * s.tile_q * BOX_ROW_BYTES * chunks(d), "[stages][chunks_qk][tile_q][64]"},
         {"dout", s.stages * s.tile_q * BOX_ROW_BYTES * chunks(dv), "[stages][chunks_v][tile_q][64]"},
     }
-    if is_wide(problem) then shared[#shared + 1] = {"p", s.stages * s.tile_q * s.tile_k * HALF_BYTES, "[stages] P as accumulators lie"} end
+    if is_wide(problem) then
+        shared[#shared + 1] = {"p", s.stages * s.tile_q * s.tile_k * HALF_BYTES, "[stages] P as accumulators lie"}
+    else
+        shared[#shared + 1] = {"out", s.tile_k * BOX_ROW_BYTES * math.max(chunks(d), chunks(dv)), "[chunks][tile_k][64] dV, then dK"}
+    end
     if not has_own_dq(problem) then
         shared[#shared + 1] = {"ds", 2 * s.tile_q // 64 * s.tile_k * BOX_ROW_BYTES, "[2][tile_q / 64][tile_k][64] dS^T"}
     end
     append(shared, {
         -- behind the last stands what a wgmma might read of rows of 32 bytes
         {"statistics", s.stages * (36 * s.tile_q + 16) + 16 * s.tile_q, "[stages] LSE and D of the queries"},
-        {"barriers", 8 * (4 * s.stages + 5), "of stages, of keys and values, of the first tile, of dS"},
-        {"tiles", 16 * (s.stages + 1), "[stages + 1] what the consumers are told of a tile"},
-        {"works", 4 * 32, "the work, for the consumers and for each other warp"},
+        {"barriers", 8 * (4 * s.stages + 9), "of stages, of keys and values, of works, of dS"},
+        {"tiles", 16 * s.stages, "[stages] what the consumers are told of a tile"},
+        {"told", 2 * 48, "[2] what all are told of a work"},
+        {"works", 3 * 32, "the work at hand of the loader of queries and of each teller"},
     })
     if problem.mask and not has_own_dq(problem) then
-        shared[#shared + 1] = {"nonfinite", s.tile_k // 2, "[warps of consumers] bit sets of keys that are not finite"}
+        shared[#shared + 1] = {"nonfinite", s.tile_k, "[2][warps of consumers] bit sets of keys that are not finite"}
     end
     return shared
 end
@@ -571,7 +576,7 @@ function hopper.backward_dkv(problem, s)
                 {tensor = "dk", rows = 16, chunks = 1}, {tensor = "dv", rows = 16, chunks = 1}},
         phases = is_wide(problem) and {"S^T or dP^T", "P^T or dS^T", "dV += P^T dO or dK += dS^T Q"} or own_dq and {"S^T and dP^T", "P^T", "dS^T", "dV += P^T dO, dK += dS^T Q", "dK and dV"}
             or {"S^T and dP^T", "P^T", "dQ of the tile before", "dS^T", "dV += P^T dO, dK += dS^T Q", "last dQ, dK and dV"},
-        grid = {heads = "heads_kv", seq = "seq_k", rows = s.tile_k},
+        grid = {heads = "heads_kv", seq = "seq_k", rows = s.tile_k, persistent = 1},
         needs = own_dq and {"dk", "dv"} or {"dk", "dv", "dq"},
         walks = {over = "queries", own = s.tile_k, other = s.tile_q, parts = 1},
     }
@@ -798,12 +803,12 @@ function kernel.list(problem, pass, target, s)
     for _, make in ipairs(LISTS[target][pass](problem)) do
         local k = make(problem, s)
         local workspace = pass == "backward" and backward_workspace(problem, target, s) or {}
+        if k.grid.persistent and (pass == "backward" or listed and not functions.uses(problem).even) then
+            workspace[#workspace + 1] = {name = "taken", type = "unsigned", bytes = 4, dims = {}, clear = true,
+                                         doc = "works that blocks have taken beside their first; a launch begins with 0"}
+        end
         if listed and k.walks then
             local regions = class_regions(problem, target, k.walks)
-            if k.grid.persistent and not functions.uses(problem).even then
-                workspace[#workspace + 1] = {name = "taken", type = "unsigned", bytes = 4, dims = {}, clear = true,
-                                             doc = "works that blocks have taken beside their first; a launch begins with 0"}
-            end
             for _, before in ipairs(class_kernels(problem, k)) do
                 before.prepares, before.needs = true, k.needs
                 add(before, regions)

@@ -194,7 +194,8 @@ static int d_launch(loom__cuda_handle function, unsigned grid_x, unsigned grid_y
                     loom__cuda_handle stream, void **parameters, void **extra) {
     module *m = function;
     (void)grid_y, (void)grid_z, (void)block_y, (void)block_z, (void)stream, (void)extra;
-    const bool persistent = !emulator.walks && strcmp(m->symbol, "attnloom_forward") == 0;
+    const bool forward = !emulator.walks && strcmp(m->symbol, "attnloom_forward") == 0;
+    const bool persistent = forward || (!emulator.walks && strcmp(m->symbol, "attnloom_backward_dkv") == 0);
     if (emulator.walks && !strstr(m->text, "int walk_next(") && !strstr(m->symbol, "_classes") &&
         !strstr(m->symbol, "_order"))
         return 0;
@@ -208,7 +209,7 @@ static int d_launch(loom__cuda_handle function, unsigned grid_x, unsigned grid_y
                                .seed = emulator.seed,
                                .loaded = emulator.loaded};
     memset(emulator.loaded, 0, sizeof emulator.loaded);
-    emulator.num_launches += persistent;
+    emulator.num_launches += forward;
     const char *failure = emu_run(&launch);
     snprintf(emulator.failure, sizeof emulator.failure, "%s", failure ? failure : "");
     return failure ? FAILED : 0;
@@ -529,7 +530,7 @@ static const kernel KERNELS[] = {
       RUN(1, 4, 4, 60, 3, 1, 2, .spread = 60)}},
     {"fp16 d=72:40 causal backward", NULL, {RUN(2, 2, 2, 130, 260, 1, 1, .layout = LOOM__LAYOUT_PADDED)}},
     {"bf16 d=128 causal backward",
-     "tile=64x128 stages=3",
+     "tile=64x128 stages=2",
      {RUN(1, 4, 2, 150, 140, 1, 4), RUN(1, 1, 1, 200, 130, 1, 5, .spread = 20)}},
     {"bf16 d=64 mask={k % 7 != 3 & window(70, 9)} backward",
      "tile=128x128 stages=2",
@@ -631,6 +632,8 @@ static const kernel SLOW_KERNELS[] = {
      NULL,
      {RUN(1, 4, 2, 400, 413, 1, 1), RUN(1, 1, 1, 700, 300, 1, 2, .spread = 30)}},
     {"fp16 d=128 mask={longformer(40, 20)} backward", NULL, {RUN(1, 2, 1, 400, 413, 1, 1)}},
+    {"bf16 d=64 mask={window(20, 0)} backward", NULL, {RUN(1, 2, 1, 60, 500, 1, 1)}}, /* most keys are seen by none */
+    {"bf16 d=144 mask={window(20, 0)} backward", NULL, {RUN(1, 2, 1, 60, 300, 1, 1)}},
     {"bf16 d=256 backward", NULL, {RUN(1, 4, 2, 200, 213, 1, 1)}},
     {"bf16 d=256 mask={longformer(40, 20)} backward", NULL, {RUN(1, 2, 1, 200, 213, 1, 1)}},
     {"bf16 d=128 causal backward deterministic",
@@ -983,6 +986,8 @@ static const struct {
     {"queries of the backward are overwritten while they are read",
      "barrier_wait(bar_q_empty(smem, stage.index), stage.parity);", "", BACKWARD},
     {"dO is overwritten while it is read", "barrier_wait(bar_dout_empty(smem, stage.index), stage.parity);",
+     "", WIDE},
+    {"D is overwritten while it is read", "barrier_wait(bar_dout_empty(smem, stage->index), stage->parity);",
      "", BACKWARD},
     {"queries of the backward are read before they have come",
      "barrier_wait(bar_q_full(smem, at), stage->parity);", ";", BACKWARD},
@@ -992,8 +997,14 @@ static const struct {
      BACKWARD},
     {"dS is overwritten while it is read", "int buffer_of(int nth) { return nth & 1; }",
      "int buffer_of(int nth) { return 0; }", BACKWARD},
-    {"dV overwrites dO while it is read",
-     "asm volatile(\"barrier.cta.sync %0, 256;\" ::\"r\"(1) : \"memory\");", "", BACKWARD},
+    {"keys of the next work overwrite those that are read", "barrier_wait(bar_keys_empty(smem), slot ^ 1);", "",
+     BACKWARD},
+    {"keys are read before those of the work have come", "consumer.parity = slot;", "consumer.parity = slot ^ 1;",
+     BACKWARD},
+    {"what is told of a work is overwritten before all have heard",
+     "barrier_wait(bar_heard(smem, slot), slot_parity(nth) ^ 1);", "",
+     "bf16 d=64 mask={window(20, 0)} backward"},
+    {"dK overwrites dV before it is stored", "    if (lane == 0) stores_read();\n    __syncwarp();\n", "", BACKWARD},
     {"keys past the end have a weight", "key < seq_k ? one : 0", "one", "fp16 d=64 backward"},
     {"D is not subtracted", "in_three(-x[i])", "in_three(0 * x[i])", BACKWARD},
     {"an infinite key meets a dS of 0", "if (!__any_sync(~0u, found.x | found.y)) return false;",
@@ -1005,6 +1016,9 @@ static const struct {
     {"an infinite key meets a dS of 0 in dQ", "any_consumer(bad)", "false", ALONE},
     {"keys are cleared while another warpgroup makes S of them", "any_consumer(bad)", "bad", ALONE},
     {"P is read before it is whole", "meet();", "", WIDE},
+    {"values of the next work overwrite dV before it is stored",
+     "            stores_read();\n            barrier_arrive(bar_keys_empty(smem));",
+     "            barrier_arrive(bar_keys_empty(smem));", WIDE},
     {"dO is released while dV is made of it", "wgmma_wait<1>();  // dV", "", WIDE},
     {"queries are released while dK is made of them", "wgmma_wait<1>();  // dK", "", WIDE},
     {"a score is in other units", "consumer.to_log2 = score_unit(args) * log2_e;",
@@ -1021,6 +1035,7 @@ static void faults_are_found(void **state) {
     run backward_runs[] = {RUN(1, 2, 1, 520, 130, 1, 1, .num_not_finite = 1),
                            RUN(1, 1, 1, 300, 300, 1, 1, .num_not_finite = 3),
                            RUN(1, 4, 4, 60, 2, 1, 1, .spread = 6)};
+    run window_run = RUN(1, 2, 1, 60, 500, 1, 1); /* most keys are seen by no query */
     for (size_t i = 0; i < COUNT(FAULTS); i++) {
         const char *problem = FAULTS[i].problem ? FAULTS[i].problem : "bf16 d=64 causal";
         loom_plan *plan =
@@ -1037,8 +1052,9 @@ static void faults_are_found(void **state) {
         const char *failure = NULL;
         uint64_t seed = 0;
         while (!failure && seed++ < NUM_TRIES) {
-            run *r = strstr(problem, " backward") ? &backward_runs[seed % COUNT(backward_runs)]
-                                                  : &runs[seed % COUNT(runs)];
+            run *r = strstr(problem, "window")      ? &window_run
+                     : strstr(problem, " backward") ? &backward_runs[seed % COUNT(backward_runs)]
+                                                    : &runs[seed % COUNT(runs)];
             r->seed = seed;
             failure = failure_of(plan, r);
         }

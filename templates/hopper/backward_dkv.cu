@@ -2,7 +2,6 @@
 //@ local two_tiles, two_chunks = c.tile_q == 128, c.chunks_qk == 2
 //@ local adds_dq = c.own_dq == 0  -- else it is made by hopper/backward_dq.cu
 //@ local finds_nonfinite = has_mask and adds_dq
-//@ local one_loop = dtype == "fp16" and not two_tiles  -- full tiles with a loop of their own are faster, but serialised here (ptxas 13.0)
 //@ text(header)
 
 //@ text(constants)
@@ -37,6 +36,8 @@
 //@ end
 //@ part("pack")
 
+//@ part("opaque")
+
 //@ part("exp2")
 
 //@ part("weights")
@@ -50,13 +51,13 @@
 // -- Consumers: a warpgroup has 64 keys --------------------------------------------------------------------------
 
 //@ if adds_dq then
-static __device__ __forceinline__ unsigned bar_ds_full(unsigned smem, int buffer) { return bar_told(smem) + 8 + 8 * buffer; }
+static __device__ __forceinline__ unsigned bar_ds_full(unsigned smem, int buffer) { return bar_heard(smem, 2 + buffer); }
 
 //@ end
 // What stays the same for a consumer.
 typedef struct Consumer {
     const LoomArgs *args;
-    const Work *work;
+    const Told *told;     // of the work
     const Tile *tiles;
     const Statistics *statistics;
     unsigned smem;
@@ -67,11 +68,17 @@ typedef struct Consumer {
     float to_log2;        // from S to powers of 2
     unsigned ones[4];     // see make_ones
     int warpgroup;
-    int key;              // of the sequence, this thread's first; the second is key + 8
+    int parity;           // of the barriers of keys and values
 //@ if finds_nonfinite then
     uint2 *nonfinite;     // [warps]: bit 4 * i is set if key i of the warp is not finite, or key 8 + i
 //@ end
 } Consumer;
+
+// This thread's first key, of the sequence; the second is 8 behind. Found where it is needed.
+static __device__ __forceinline__ int key_of(const Work *work) {
+    const int thread = opaque(threadIdx.x);
+    return work->tile * tile_k + 16 * (thread / 32 - 4) + thread % 32 / 4;
+}
 
 //@ if has_mask then
 //@ part("seen_of", {columns = c.tile_q // 8})
@@ -91,7 +98,7 @@ static __device__ __forceinline__ void note_nonfinite(const float (&s)[tile_q / 
 //@ if adds_dq then
 // What is left to do of the tile before.
 typedef struct Before {
-    int nth;         // of the tiles of the work
+    int nth;         // of the tiles of all works
     unsigned place;  // see Tile
 //@ if has_mask then
     unsigned what;
@@ -121,7 +128,7 @@ static __device__ __forceinline__ void add_dq(const float (&dq)[dq_columns / 2],
 //@ if has_mask then
 // Adds dQ of a tile some of whose keys are not finite, this thread's part 4 numbers at a time.
 static __device__ __forceinline__ void add_dq_with_care(float *to, const Consumer *consumer, const Work *work, unsigned ds, int index) {
-    const int lane = threadIdx.x % 32, row = 16 * (threadIdx.x / 32 % 4) + lane / 4;
+    const int thread = opaque(threadIdx.x), lane = thread % 32, row = 16 * (thread / 32 % 4) + lane / 4;
 //@ if two_tiles then
     const int first_query = index * tile_q + 64 * consumer->warpgroup + row, first_column = lane % 4 * 2;
     ds += consumer->warpgroup * (tile_k * 128);
@@ -180,7 +187,7 @@ static __device__ __forceinline__ bool cared_for(const Consumer *consumer, const
     if (__all_sync(~0u, before->what & is_full)) return false;
     const uint2 found = consumer->nonfinite[threadIdx.x % (4 * warpgroups)];
     if (!__any_sync(~0u, found.x | found.y)) return false;
-    Work work = *consumer->work;
+    Work work = consumer->told->work;
     const unsigned tiles_q = (work.seq_q + tile_q - 1) / tile_q, head = before->place / tiles_q;
     work.head = head % consumer->args->heads_q;
     if (consumer->args->dq) {
@@ -222,23 +229,23 @@ template <bool first>
     Seen seen;
     if (masked) {
         if (!first) barrier_wait(bar_q_full(smem, at), stage->parity);
-        const Tile *known = first ? &consumer->tiles[told_ahead] : tile;
-        Work work = *consumer->work;
+        const Tile *known = first ? &consumer->told->first : tile;
+        Work work = consumer->told->work;
         work.head = from_lane_0(in_lane_0(&known->head));
-        seen = seen_of(consumer->args, &work, consumer->key, from_lane_0(in_lane_0(&known->index)) * tile_q + lane % 4 * 2);
+        seen = seen_of(consumer->args, &work, key_of(&work), from_lane_0(in_lane_0(&known->index)) * tile_q + lane % 4 * 2);
     }
 //@ end
 
     // [1] S^T and dP^T
     float s[tile_q / 2], dp[tile_q / 2];  // [4 * j + 2 * half + e] is key + 8 * half, query 8 * j + lane % 4 * 2 + e
     barrier_wait(bar_q_full(smem, at), stage->parity);
-    if (first) barrier_wait(bar_k_full(smem), 0);
+    if (first) barrier_wait(bar_k_full(smem), consumer->parity);
     wgmma_fence();
     multiply_kq(s, consumer->k, operand(smem + smem_q + at * q_bytes, 1));
     add_to_columns(s, consumer->ones, smem, 0, at);
     wgmma_commit();
     barrier_wait(bar_dout_full(smem, at), stage->parity);
-    if (first) barrier_wait(bar_v_full(smem), 0);
+    if (first) barrier_wait(bar_v_full(smem), consumer->parity);
     wgmma_fence();
     multiply_vdo(dp, consumer->v, operand(smem + smem_dout + at * dout_bytes, 1));
     add_to_columns(dp, consumer->ones, smem, 16 * tile_q, at);
@@ -258,7 +265,7 @@ template <bool first>
 //@ end
     float to_log2 = consumer->to_log2;
     if (__any_sync(~0u, is_large)) {
-        subtract_lse(s, consumer->statistics[at].exact_lse, consumer->args, consumer->work, consumer->key);
+        subtract_lse(s, consumer->statistics[at].exact_lse, consumer->args, key_of(&consumer->told->work));
         to_log2 = log2_e;
     }
 //@ if has_mask then
@@ -301,7 +308,7 @@ template <bool first>
 //@ end
     }
 //@ if adds_dq then
-    const int nth = first ? 0 : before->nth + 1;
+    const int nth = before->nth + 1;
     store_ds(ds, consumer, buffer_of(nth));
 //@ if has_mask then
     bool cared = false;
@@ -340,16 +347,16 @@ template <bool first>
     return what;
 }
 
-//@ part("store_gradient", {name = "dk", region = "q", kind = "qk", tile = "tile_k", head = "head_kv"})
+//@ part("store_gradient", {name = "dk", region = "out", kind = "qk", tile = "tile_k", head = "head_kv"})
 
-//@ part("store_gradient", {name = "dv", region = "dout", kind = "v", tile = "tile_k", head = "head_kv"})
+//@ part("store_gradient", {name = "dv", region = "out", kind = "v", tile = "tile_k", head = "head_kv"})
 
-//@ text("static __device__ __forceinline__ void consume(const LoomArgs *args, const Work *work, unsigned smem, const Tile *tiles, const Statistics *statistics" .. (finds_nonfinite and ", uint2 *nonfinite" or "") .. ") {")
+//@ local arguments = "(dk, dv, &consumer, " .. (adds_dq and "&before, " or "") .. "&stage);"
+//@ text("static __device__ __forceinline__ void consume(const LoomArgs *args, unsigned smem, const Tile *tiles, const Statistics *statistics, const Told *told" .. (finds_nonfinite and ", uint2 *nonfinite" or "") .. ") {")
     const int warpgroup = uniform(threadIdx.x / 128) - 1, lane = threadIdx.x % 32;
     const int first_row = 64 * warpgroup + 16 * (threadIdx.x / 32 % 4);  // of this warp
     Consumer consumer;
     consumer.args = args;
-    consumer.work = work;
     consumer.tiles = tiles;
     consumer.statistics = statistics;
     consumer.smem = smem;
@@ -366,71 +373,71 @@ template <bool first>
 //@ end
     consumer.to_log2 = args->scale * log2_e;
     consumer.warpgroup = warpgroup;
-//@ if finds_nonfinite then
-    consumer.nonfinite = nonfinite;
-//@ end
-    consumer.key = work->tile * tile_k + first_row + lane / 4;
-    make_ones(consumer.ones, consumer.key, work->seq_k);
-    float dk[depth_qk / 2], dv[depth_v / 2];  // [4 * j + 2 * half + e] is key + 8 * half, column 8 * j + lane % 4 * 2 + e
-#pragma unroll
-    for (int i = 0; i < depth_qk / 2; ++i) dk[i] = 0;
-#pragma unroll
-    for (int i = 0; i < depth_v / 2; ++i) dv[i] = 0;
-
     Stage stage = {0, 0};
-    const float scale = args->scale / of_sums;
-    barrier_wait(bar_told(smem), 0);
-    if (from_lane_0(in_lane_0(&tiles[told_ahead].what)) & is_none) {
-        if (args->dv) store_dv(dv, 0, args, work, smem, first_row);
-        if (args->dk) store_dk(dk, 0, args, work, smem, first_row);
-    } else {
 //@ if adds_dq then
-        Before before;
+    Before before;
+    before.nth = -1;
 //@ end
-//@ local arguments = "(dk, dv, &consumer, " .. (adds_dq and "&before, " or "") .. "&stage);"
+    for (int nth = 0;; ++nth) {
+        const int slot = slot_of(nth);
+        barrier_wait(bar_told(smem, slot), slot_parity(nth));
+        const unsigned about = from_lane_0(in_lane_0(&told[slot].first.what));
+        if (__any_sync(~0u, about & is_over)) break;
+        consumer.told = &told[slot];
+        consumer.parity = slot;
+//@ if finds_nonfinite then
+        consumer.nonfinite = nonfinite + 4 * warpgroups * slot;
+//@ end
+        const Work *work = &told[slot].work;
+        make_ones(consumer.ones, key_of(work), args->seq_k);
+        float dk[depth_qk / 2], dv[depth_v / 2];  // [4 * j + 2 * half + e] is key + 8 * half, column 8 * j + lane % 4 * 2 + e
+#pragma unroll
+        for (int i = 0; i < depth_qk / 2; ++i) dk[i] = 0;
+#pragma unroll
+        for (int i = 0; i < depth_v / 2; ++i) dv[i] = 0;
+//@ if adds_dq then
+        float dq[dq_columns / 2];
+//@ end
+        const bool none = __any_sync(~0u, about & is_none);
+        if (!none) {
 //@ if has_mask then
-        //@ text("unsigned what = step<true, true>" .. arguments)
-//@ if one_loop then
-        while (!__any_sync(~0u, what & is_last)) {  // votes: operands stay in the uniform datapath
-            if (__any_sync(~0u, what & next_is_full)) {
-                //@ text("what = step<false, false>" .. arguments)
-            } else {
+            //@ text("unsigned what = step<true, true>" .. arguments)
+            for (;;) {  // votes: operands stay in the uniform datapath; full tiles have a loop of their own
+                while (__any_sync(~0u, what & next_is_full)) {
+                    //@ text("what = step<false, false>" .. arguments)
+                }
+                if (__any_sync(~0u, what & is_last)) break;
                 //@ text("what = step<false, true>" .. arguments)
             }
-        }
 //@ else
-        for (;;) {  // votes: operands stay in the uniform datapath
-            while (__any_sync(~0u, what & next_is_full)) {
-                //@ text("what = step<false, false>" .. arguments)
-            }
-            if (__any_sync(~0u, what & is_last)) break;
-            //@ text("what = step<false, true>" .. arguments)
-        }
+            //@ text("unsigned what = step<true>" .. arguments)
+            //@ text("while (!(what & is_last)) what = step<false>" .. arguments)
 //@ end
-//@ else
-        //@ text("unsigned what = step<true>" .. arguments)
-        //@ text("while (!(what & is_last)) what = step<false>" .. arguments)
-//@ end
-
 //@ if adds_dq then
-        // [6] dQ of the last tile, dK and dV
-        float dq[dq_columns / 2];
-        await_ds(&consumer, &before);
-        start_dq(dq, &consumer, &before);
-//@ else
-        // [5] dK and dV
+
+            // [6] dQ of the last tile
+            await_ds(&consumer, &before);
+            start_dq(dq, &consumer, &before);
 //@ end
-        asm volatile("barrier.cta.sync %0, 256;" ::"r"(1) : "memory");  // all consumers are done with queries and dO
+        } else {  // keys and values have been loaded all the same
+            barrier_wait(bar_k_full(smem), slot);
+            barrier_wait(bar_v_full(smem), slot);
+        }
+
+        //@ text("// [" .. (adds_dq and 7 or 5) .. "] dK and dV")
         if (args->dv) store_dv(dv, 1 / of_sums, args, work, smem, first_row);
-        if (args->dk) store_dk(dk, scale, args, work, smem, first_row);
 //@ if adds_dq then
         wgmma_wait<0>();
 //@ if has_mask then
-        if (!cared_for(&consumer, &before)) add_dq(dq, &consumer, &before);
+        if (!none && !cared_for(&consumer, &before)) add_dq(dq, &consumer, &before);
 //@ else
-        add_dq(dq, &consumer, &before);
+        if (!none) add_dq(dq, &consumer, &before);
 //@ end
 //@ end
+        __syncwarp();
+        if (lane == 0) barrier_arrive(bar_keys_empty(smem));
+        if (args->dk) store_dk(dk, args->scale / of_sums, args, work, smem, first_row);
+        barrier_arrive(bar_heard(smem, slot));
     }
     if (lane == 0) stores_read();
 }
@@ -439,7 +446,8 @@ extern "C" __global__ void __launch_bounds__(threads, 1) ${symbol}(const __grid_
     extern __shared__ __align__(1024) unsigned char shared[];
     const unsigned smem = (unsigned)__cvta_generic_to_shared(shared);
     Tile *tiles = (Tile *)(shared + smem_tiles);
-    Work *works = (Work *)(shared + smem_works);  // the consumers', and one of each other warp
+    Work *works = (Work *)(shared + smem_works);  // at hand of the loader of queries and of each teller
+    Told *told = (Told *)(shared + smem_told);
     Statistics *statistics = (Statistics *)(shared + smem_statistics);
     if (threadIdx.x == 0) {
         begin_barriers(&args, smem);
@@ -449,15 +457,15 @@ extern "C" __global__ void __launch_bounds__(threads, 1) ${symbol}(const __grid_
 //@ end
         publish_shared();
     }
-    if (threadIdx.x / 32 < 4 && threadIdx.x % 32 == 0) works[threadIdx.x / 32] = work_of(&args, blockIdx.x);
     __syncthreads();
     if (threadIdx.x < 128) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 ${c.other_registers};");
-        if (threadIdx.x < 32) load(&args, &works[1], smem, tiles);
-        if (threadIdx.x / 32 == 1) tell<true>(&args, &works[2], smem, statistics);
-        if (threadIdx.x / 32 == 2) tell<false>(&args, &works[3], smem, statistics);
+        if (threadIdx.x < 32) load_queries(&args, &works[0], smem, tiles, told);
+        if (threadIdx.x / 32 == 1) tell<true>(&args, &works[1], smem, statistics, told);
+        if (threadIdx.x / 32 == 2) tell<false>(&args, &works[2], smem, statistics, told);
+        if (threadIdx.x / 32 == 3) load_keys(&args, smem, told);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 ${c.consumer_registers};");
-        //@ text("consume(&args, works, smem, tiles, statistics" .. (finds_nonfinite and ", (uint2 *)(shared + smem_nonfinite)" or "") .. ");")
+        //@ text("consume(&args, smem, tiles, statistics, told" .. (finds_nonfinite and ", (uint2 *)(shared + smem_nonfinite)" or "") .. ");")
     }
 }

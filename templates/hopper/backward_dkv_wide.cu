@@ -27,6 +27,8 @@
 
 //@ part("pack")
 
+//@ part("opaque")
+
 //@ part("exp2")
 
 //@ part("weights")
@@ -43,14 +45,14 @@ static __device__ __forceinline__ void meet() { asm volatile("barrier.cta.sync %
 // What stays the same for a consumer.
 typedef struct Consumer {
     const LoomArgs *args;
-    const Work *work;
+    const Told *told;  // of the work
     const Tile *tiles;
     const Statistics *statistics;
     unsigned smem;
     unsigned keys;     // operand: K of the first warpgroup, V of the second
     float to_log2;     // from S to powers of 2
     unsigned ones[4];  // see make_ones
-    int key;           // of the sequence, this thread's first; the second is key + 8
+    int parity;        // of the barriers of keys and values
 } Consumer;
 
 static __device__ __forceinline__ int stage_before(int stage) { return stage == 0 ? stages - 1 : stage - 1; }
@@ -58,6 +60,12 @@ static __device__ __forceinline__ int stage_before(int stage) { return stage == 
 // Where this thread's weights of a tile lie; those of a thread 2048 bytes apart.
 static __device__ __forceinline__ unsigned weights_at(unsigned smem, int stage) {
     return smem + smem_p + stage * p_bytes + threadIdx.x % 128 * 16;
+}
+
+// This thread's first key, of the sequence; the second is 8 behind. Found where it is needed.
+static __device__ __forceinline__ int key_of(const Work *work) {
+    const int thread = opaque(threadIdx.x);
+    return work->tile * tile_k + 16 * (thread / 32 % 4) + thread % 32 / 4;
 }
 
 //@ if has_mask then
@@ -81,17 +89,17 @@ static __device__ __forceinline__ unsigned weigh(float (&dv)[depth_v / 2], unsig
     Seen seen;
     if (masked) {
         if (!first) barrier_wait(bar_q_full(smem, at), stage->parity);
-        const Tile *known = first ? &consumer->tiles[told_ahead] : tile;
-        Work work = *consumer->work;
+        const Tile *known = first ? &consumer->told->first : tile;
+        Work work = consumer->told->work;
         work.head = from_lane_0(in_lane_0(&known->head));
-        seen = seen_of(consumer->args, &work, consumer->key, from_lane_0(in_lane_0(&known->index)) * tile_q + lane % 4 * 2);
+        seen = seen_of(consumer->args, &work, key_of(&work), from_lane_0(in_lane_0(&known->index)) * tile_q + lane % 4 * 2);
     }
 //@ end
 
     // [1] S^T
     float s[tile_q / 2];  // [4 * j + 2 * half + e] is key + 8 * half, query 8 * j + lane % 4 * 2 + e
     barrier_wait(bar_q_full(smem, at), stage->parity);
-    if (first) barrier_wait(bar_k_full(smem), 0);
+    if (first) barrier_wait(bar_k_full(smem), consumer->parity);
     wgmma_fence();
     multiply_kq(s, consumer->keys, operand(smem + smem_q + at * q_bytes, 1));
     add_to_columns(s, consumer->ones, smem, 0, at);
@@ -107,7 +115,7 @@ static __device__ __forceinline__ unsigned weigh(float (&dv)[depth_v / 2], unsig
     // [2] P^T
     float to_log2 = consumer->to_log2;
     if (__any_sync(~0u, is_large)) {
-        subtract_lse(s, consumer->statistics[at].exact_lse, consumer->args, consumer->work, consumer->key);
+        subtract_lse(s, consumer->statistics[at].exact_lse, consumer->args, key_of(&consumer->told->work));
         to_log2 = log2_e;
     }
     __syncwarp();
@@ -152,7 +160,7 @@ static __device__ __forceinline__ unsigned slope(float (&dk)[depth_qk / 2], unsi
     // [1] dP^T
     float dp[tile_q / 2];
     barrier_wait(bar_dout_full(smem, at), stage->parity);
-    if (first) barrier_wait(bar_v_full(smem), 0);
+    if (first) barrier_wait(bar_v_full(smem), consumer->parity);
     wgmma_fence();
     multiply_vdo(dp, consumer->keys, operand(smem + smem_dout + at * dout_bytes, 1));
     add_to_columns(dp, consumer->ones, smem, 16 * tile_q, at);
@@ -196,82 +204,98 @@ static __device__ __forceinline__ unsigned slope(float (&dk)[depth_qk / 2], unsi
     return what;
 }
 
-//@ part("store_gradient", {name = "dk", region = "q", kind = "qk", tile = "tile_k", head = "head_kv"})
+//@ part("store_gradient", {name = "dk", region = "k", kind = "qk", tile = "tile_k", head = "head_kv"})
 
-//@ part("store_gradient", {name = "dv", region = "dout", kind = "v", tile = "tile_k", head = "head_kv"})
+//@ part("store_gradient", {name = "dv", region = "v", kind = "v", tile = "tile_k", head = "head_kv"})
 
-static __device__ __forceinline__ void consume(const LoomArgs *args, const Work *work, unsigned smem, const Tile *tiles, const Statistics *statistics) {
+static __device__ __forceinline__ void consume(const LoomArgs *args, unsigned smem, const Tile *tiles, const Statistics *statistics, const Told *told) {
     const int warpgroup = uniform(threadIdx.x / 128) - 1, lane = threadIdx.x % 32;
     const int first_row = 16 * (threadIdx.x / 32 % 4);  // of this warp
     Consumer consumer;
     consumer.args = args;
-    consumer.work = work;
     consumer.tiles = tiles;
     consumer.statistics = statistics;
     consumer.smem = smem;
     consumer.keys = operand(smem + (warpgroup == 0 ? smem_k : smem_v), 1);
     consumer.to_log2 = args->scale * log2_e;
-    consumer.key = work->tile * tile_k + first_row + lane / 4;
-    make_ones(consumer.ones, consumer.key, work->seq_k);
     Stage stage = {0, 0};
-    barrier_wait(bar_told(smem), 0);
-    const bool none = __any_sync(~0u, from_lane_0(in_lane_0(&tiles[told_ahead].what)) & is_none);
-    if (warpgroup == 0) {
-        float dv[depth_v / 2];  // [4 * j + 2 * half + e] is key + 8 * half, column 8 * j + lane % 4 * 2 + e
+    for (int nth = 0;; ++nth) {
+        const int slot = slot_of(nth);
+        barrier_wait(bar_told(smem, slot), slot_parity(nth));
+        const unsigned about = from_lane_0(in_lane_0(&told[slot].first.what));
+        if (__any_sync(~0u, about & is_over)) break;
+        const bool none = __any_sync(~0u, about & is_none);
+        consumer.told = &told[slot];
+        consumer.parity = slot;
+        const Work *work = &told[slot].work;
+        make_ones(consumer.ones, key_of(work), args->seq_k);
+        if (none) {  // keys and values have been loaded all the same
+            barrier_wait(bar_k_full(smem), slot);
+            barrier_wait(bar_v_full(smem), slot);
+        }
+        // Where P of the last tile has been met for, nobody reads the values any more, nor, once it has been read, the keys.
+        if (warpgroup == 0) {
+            float dv[depth_v / 2];  // [4 * j + 2 * half + e] is key + 8 * half, column 8 * j + lane % 4 * 2 + e
 #pragma unroll
-        for (int i = 0; i < depth_v / 2; ++i) dv[i] = 0;
-        if (!none) {
-            unsigned p[tile_q / 4];  // of the tile before, while its product is under way
+            for (int i = 0; i < depth_v / 2; ++i) dv[i] = 0;
+            if (!none) {
+                unsigned p[tile_q / 4];  // of the tile before, while its product is under way
 //@ if has_mask then
-            unsigned what = weigh<true, true>(dv, p, &consumer, &stage);
-            for (;;) {  // votes: operands stay in the uniform datapath; full tiles have a loop of their own
-                while (__any_sync(~0u, what & next_is_full)) what = weigh<false, false>(dv, p, &consumer, &stage);
-                if (__any_sync(~0u, what & is_last)) break;
-                what = weigh<false, true>(dv, p, &consumer, &stage);
-            }
+                unsigned what = weigh<true, true>(dv, p, &consumer, &stage);
+                for (;;) {  // votes: operands stay in the uniform datapath; full tiles have a loop of their own
+                    while (__any_sync(~0u, what & next_is_full)) what = weigh<false, false>(dv, p, &consumer, &stage);
+                    if (__any_sync(~0u, what & is_last)) break;
+                    what = weigh<false, true>(dv, p, &consumer, &stage);
+                }
 //@ else
-            unsigned what = weigh<true>(dv, p, &consumer, &stage);
-            while (!__any_sync(~0u, what & is_last)) what = weigh<false>(dv, p, &consumer, &stage);
+                unsigned what = weigh<true>(dv, p, &consumer, &stage);
+                while (!__any_sync(~0u, what & is_last)) what = weigh<false>(dv, p, &consumer, &stage);
 //@ end
-            wgmma_wait<0>();
-        }
-        asm volatile("barrier.cta.sync %0, 256;" ::"r"(1) : "memory");  // both are done with queries and dO
-        if (args->dv) store_dv(dv, 1 / of_sums, args, work, smem, first_row);
-    } else {
-        float dk[depth_qk / 2];
+                wgmma_wait<0>();
+                if (lane == 0) barrier_arrive(bar_dout_empty(smem, stage_before(stage.index)));
+            }
+            if (args->dv) store_dv(dv, 1 / of_sums, args, work, smem, first_row);
+        } else {
+            float dk[depth_qk / 2];
 #pragma unroll
-        for (int i = 0; i < depth_qk / 2; ++i) dk[i] = 0;
-        if (!none) {
-            unsigned ds[tile_q / 4];
-            unsigned what = slope<true>(dk, ds, &consumer, &stage);
-            while (!__any_sync(~0u, what & is_last)) what = slope<false>(dk, ds, &consumer, &stage);
-            wgmma_wait<0>();
+            for (int i = 0; i < depth_qk / 2; ++i) dk[i] = 0;
+            if (!none) {
+                unsigned ds[tile_q / 4];
+                unsigned what = slope<true>(dk, ds, &consumer, &stage);
+                while (!__any_sync(~0u, what & is_last)) what = slope<false>(dk, ds, &consumer, &stage);
+                wgmma_wait<0>();
+                if (lane == 0) barrier_arrive(bar_q_empty(smem, stage_before(stage.index)));
+            }
+            if (args->dk) store_dk(dk, args->scale / of_sums, args, work, smem, first_row);
         }
-        asm volatile("barrier.cta.sync %0, 256;" ::"r"(1) : "memory");
-        if (args->dk) store_dk(dk, args->scale / of_sums, args, work, smem, first_row);
+        if (lane == 0) {
+            stores_read();
+            barrier_arrive(bar_keys_empty(smem));
+        }
+        barrier_arrive(bar_heard(smem, slot));
     }
-    if (lane == 0) stores_read();
 }
 
 extern "C" __global__ void __launch_bounds__(threads, 1) ${symbol}(const __grid_constant__ LoomArgs args) {
     extern __shared__ __align__(1024) unsigned char shared[];
     const unsigned smem = (unsigned)__cvta_generic_to_shared(shared);
     Tile *tiles = (Tile *)(shared + smem_tiles);
-    Work *works = (Work *)(shared + smem_works);  // the consumers', and one of each other warp
+    Work *works = (Work *)(shared + smem_works);  // at hand of the loader of queries and of each teller
+    Told *told = (Told *)(shared + smem_told);
     Statistics *statistics = (Statistics *)(shared + smem_statistics);
     if (threadIdx.x == 0) {
         begin_barriers(&args, smem);
         publish_shared();
     }
-    if (threadIdx.x / 32 < 4 && threadIdx.x % 32 == 0) works[threadIdx.x / 32] = work_of(&args, blockIdx.x);
     __syncthreads();
     if (threadIdx.x < 128) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 ${c.other_registers};");
-        if (threadIdx.x < 32) load(&args, &works[1], smem, tiles);
-        if (threadIdx.x / 32 == 1) tell<true>(&args, &works[2], smem, statistics);
-        if (threadIdx.x / 32 == 2) tell<false>(&args, &works[3], smem, statistics);
+        if (threadIdx.x < 32) load_queries(&args, &works[0], smem, tiles, told);
+        if (threadIdx.x / 32 == 1) tell<true>(&args, &works[1], smem, statistics, told);
+        if (threadIdx.x / 32 == 2) tell<false>(&args, &works[2], smem, statistics, told);
+        if (threadIdx.x / 32 == 3) load_keys(&args, smem, told);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 ${c.consumer_registers};");
-        consume(&args, works, smem, tiles, statistics);
+        consume(&args, smem, tiles, statistics, told);
     }
 }

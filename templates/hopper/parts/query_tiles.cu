@@ -7,8 +7,13 @@ typedef struct Tile {
     unsigned index;  // among those of its head
     unsigned head;
 } Tile;
-constexpr int told_ahead = stages;  // place of the first tile of a work, as it is told before its queries have come
-constexpr unsigned is_full = 1, next_is_full = 2, is_last = 4, is_none = 8;
+constexpr unsigned is_full = 1, next_is_full = 2, is_last = 4, is_none = 8, is_over = 16;
+
+// What is told of a work: its first tile before the queries have come, or that it has none, or that there are no more works.
+typedef struct Told {
+    Work work;
+    Tile first;
+} Told;
 
 // What goes with the queries and dO of a stage: 16 bytes a row, of which wgmma reads the first three as bf16.
 typedef struct Statistics {
@@ -25,20 +30,26 @@ static __device__ __forceinline__ unsigned bar_dout_full(unsigned smem, int stag
 static __device__ __forceinline__ unsigned bar_dout_empty(unsigned smem, int stage) { return bar_q_full(smem, stage) + 24 * stages; }
 static __device__ __forceinline__ unsigned bar_k_full(unsigned smem) { return bar_q_full(smem, 4 * stages); }
 static __device__ __forceinline__ unsigned bar_v_full(unsigned smem) { return bar_k_full(smem) + 8; }
-static __device__ __forceinline__ unsigned bar_told(unsigned smem) { return bar_k_full(smem) + 16; }  // the first tile
+static __device__ __forceinline__ unsigned bar_keys_empty(unsigned smem) { return bar_k_full(smem) + 16; }  // k and v
+static __device__ __forceinline__ unsigned bar_told(unsigned smem, int slot) { return bar_k_full(smem) + 24 + 8 * slot; }
+static __device__ __forceinline__ unsigned bar_heard(unsigned smem, int slot) { return bar_told(smem, 2 + slot); }  // all have heard, and are done with it
+static __device__ __forceinline__ int slot_of(int nth) { return nth & 1; }  // of the block's works
+static __device__ __forceinline__ int slot_parity(int nth) { return nth >> 1 & 1; }
 
 //@ if even then
-// The work of a block. Tiles of one head follow each other, so that they share its queries in the L2 cache.
+// The work of a place; a block takes the next when it has time. Tiles of one head follow each other, so that they share its queries in
+// the L2 cache.
 //@ else
-// The work of a block. Few heads at a time, so that their dQ stays in the L2 cache; of these the tiles that take longest first.
+// The work of a place; a block takes the next when it has time. Few heads at a time, so that their dQ stays in the L2 cache; of these the
+// tiles that take longest first.
 //@ end
-static __device__ __forceinline__ Work work_of(const LoomArgs *args, unsigned block) {
+static __device__ __forceinline__ Work work_of(const LoomArgs *args, int place) {
     const int tiles = (args->seq_k + tile_k - 1) / tile_k;
 //@ if even then
-    const int head = block / tiles, row = block - head * tiles;
+    const int head = place / tiles, row = place - head * tiles;
 //@ else
-    const int list = block / (list_heads * tiles), first = list * list_heads, present = min(list_heads, args->batch * args->heads_kv - first);
-    const int place = block - first * tiles, row = place / present, head = first + place - row * present;
+    const int list = place / (list_heads * tiles), first = list * list_heads, present = min(list_heads, args->batch * args->heads_kv - first);
+    const int of_list = place - first * tiles, row = of_list / present, head = first + of_list - row * present;
 //@ end
     const int batch = head / args->heads_kv, head_kv = head - batch * args->heads_kv;
     Work work = {batch, head_kv * args->group, head_kv, row, args->seq_q, args->seq_k, args->q_start, args->k_start};
@@ -48,13 +59,19 @@ static __device__ __forceinline__ Work work_of(const LoomArgs *args, unsigned bl
     return work;
 }
 
-// -- Loader and tellers: warps, which take the same way through the tiles ----------------------------------------
+// Word after word: these warps have few registers.
+static __device__ __forceinline__ void copy_work(Work *to, const Work *from) {
+#pragma unroll
+    for (int i = 0; i < (int)(sizeof(Work) / 4); ++i) ((volatile int *)to)[i] = ((const volatile int *)from)[i];
+}
+
+// -- Loaders and tellers: warps; that of queries and the tellers take the same way through the tiles -------------
 
 // The tiles of queries that see the block's keys, of one head of the group after another.
 typedef struct Way {
-    Work *work;  // this warp's, of the head of `tile`, in shared memory: these warps have few registers
+    Work *work;  // this warp's, of the head of `tile`, in shared memory
     Walk walk;
-    int tile, head_end;
+    int tile;
     bool full;  // all of the tile's queries see all keys
 } Way;
 
@@ -63,7 +80,7 @@ static __device__ __forceinline__ bool way_next(const LoomArgs *args, Way *way) 
     way->tile = walk_next(args, way->work, &way->walk, &way->full);
     while (way->tile == way->walk.end) {
         const int head = way->work->head + 1;
-        if (head == way->head_end) return false;
+        if (head == (way->work->head_kv + 1) * args->group) return false;
         __syncwarp();  // all lanes have read it
         way->work->head = head;
         __syncwarp();
@@ -77,53 +94,83 @@ static __device__ __forceinline__ Way way_of(const LoomArgs *args, Work *work) {
     Way way;
     way.work = work;
     way.walk = walk_begin(args, work);
-    way.head_end = work->head + args->group;
     return way;
 }
 
-static __device__ __forceinline__ void load(const LoomArgs *args, Work *work, unsigned smem, Tile *tiles) {
+//@ part("next_place")
+
+// Tells the works, and loads their queries and dO.
+static __device__ __forceinline__ void load_queries(const LoomArgs *args, Work *work, unsigned smem, Tile *tiles, Told *told) {
     const bool leader = threadIdx.x % 32 == 0;
-    Way way = way_of(args, work);
-    bool more = way_next(args, &way);
+    Stage stage = {0, 1};
+    int place = blockIdx.x, nth = 0;
+    for (; place < args->batch * args->heads_kv * ((args->seq_k + tile_k - 1) / tile_k); ++nth) {
+        const int slot = slot_of(nth);
+        __syncwarp();  // all lanes are done with the work before
+        if (leader) *work = work_of(args, place);
+        __syncwarp();
+        Way way = way_of(args, work);
+        bool more = way_next(args, &way);
+        barrier_wait(bar_heard(smem, slot), slot_parity(nth) ^ 1);
+        if (leader) {
+            const Tile first = {more ? 0 : is_none, 0, (unsigned)way.tile, (unsigned)work->head};
+            copy_work(&told[slot].work, work);
+            told[slot].first = first;
+            barrier_arrive(bar_told(smem, slot));
+        }
+        for (; more; stage_next(&stage)) {
+            const int tile = way.tile, head = work->head;
+            const unsigned full = way.full ? is_full : 0;
+            more = way_next(args, &way);
+            if (!leader) continue;
+            barrier_wait(bar_q_empty(smem, stage.index), stage.parity);
+            const unsigned place_of_tile = (work->batch * args->heads_q + head) * way.walk.end + tile;
+            const Tile now = {full | (!more ? is_last : way.full ? next_is_full : 0), place_of_tile, (unsigned)tile, (unsigned)head};
+            tiles[stage.index] = now;
+            barrier_expect(bar_q_full(smem, stage.index), q_bytes);
+#pragma unroll
+            for (int i = 0; i < loads_qk; ++i) {
+                load_box(smem + smem_q + stage.index * q_bytes + i * tile_q * 128, &args->q_map, 64 * i, tile * tile_q, head, work->batch,
+                         bar_q_full(smem, stage.index));
+            }
+            barrier_wait(bar_dout_empty(smem, stage.index), stage.parity);
+            barrier_expect(bar_dout_full(smem, stage.index), dout_bytes);
+#pragma unroll
+            for (int i = 0; i < loads_v; ++i) {
+                load_box(smem + smem_dout + stage.index * dout_bytes + i * tile_q * 128, &args->dout_map, 64 * i, tile * tile_q, head, work->batch,
+                         bar_dout_full(smem, stage.index));
+            }
+        }
+        place = next_place(args);
+    }
+    barrier_wait(bar_heard(smem, slot_of(nth)), slot_parity(nth) ^ 1);
     if (leader) {
-        const Tile ahead = {more ? 0 : is_none, 0, (unsigned)way.tile, (unsigned)work->head};
-        tiles[told_ahead] = ahead;
-        barrier_arrive(bar_told(smem));
+        told[slot_of(nth)].first.what = is_over;
+        barrier_arrive(bar_told(smem, slot_of(nth)));
     }
-    if (leader && more) {
-        barrier_expect(bar_k_full(smem), k_bytes);
+}
+
+// Keys and values have one buffer.
+static __device__ __forceinline__ void load_keys(const LoomArgs *args, unsigned smem, const Told *told) {
+    for (int nth = 0;; ++nth) {
+        const int slot = slot_of(nth);
+        barrier_wait(bar_told(smem, slot), slot_parity(nth));
+        if (told[slot].first.what & is_over) return;
+        if (threadIdx.x % 32 == 0) {
+            const Work *work = &told[slot].work;
+            barrier_wait(bar_keys_empty(smem), slot ^ 1);
+            barrier_expect(bar_k_full(smem), k_bytes);
 #pragma unroll
-        for (int i = 0; i < loads_qk; ++i) {
-            load_box(smem + smem_k + i * tile_k * 128, &args->k_map, 64 * i, work->tile * tile_k, work->head_kv, work->batch, bar_k_full(smem));
-        }
-        barrier_expect(bar_v_full(smem), v_bytes);
+            for (int i = 0; i < loads_qk; ++i) {
+                load_box(smem + smem_k + i * tile_k * 128, &args->k_map, 64 * i, work->tile * tile_k, work->head_kv, work->batch, bar_k_full(smem));
+            }
+            barrier_expect(bar_v_full(smem), v_bytes);
 #pragma unroll
-        for (int i = 0; i < loads_v; ++i) {
-            load_box(smem + smem_v + i * tile_k * 128, &args->v_map, 64 * i, work->tile * tile_k, work->head_kv, work->batch, bar_v_full(smem));
+            for (int i = 0; i < loads_v; ++i) {
+                load_box(smem + smem_v + i * tile_k * 128, &args->v_map, 64 * i, work->tile * tile_k, work->head_kv, work->batch, bar_v_full(smem));
+            }
         }
-    }
-    const unsigned tiles_q = (work->seq_q + tile_q - 1) / tile_q;
-    for (Stage stage = {0, 1}; more; stage_next(&stage)) {
-        const int tile = way.tile, head = work->head;
-        const unsigned full = way.full ? is_full : 0;
-        more = way_next(args, &way);
-        if (!leader) continue;
-        const Tile told = {full | (!more ? is_last : way.full ? next_is_full : 0), (work->batch * args->heads_q + head) * tiles_q + tile, (unsigned)tile, (unsigned)head};
-        barrier_wait(bar_q_empty(smem, stage.index), stage.parity);
-        tiles[stage.index] = told;
-        barrier_expect(bar_q_full(smem, stage.index), q_bytes);
-#pragma unroll
-        for (int i = 0; i < loads_qk; ++i) {
-            load_box(smem + smem_q + stage.index * q_bytes + i * tile_q * 128, &args->q_map, 64 * i, tile * tile_q, head, work->batch,
-                     bar_q_full(smem, stage.index));
-        }
-        barrier_wait(bar_dout_empty(smem, stage.index), stage.parity);
-        barrier_expect(bar_dout_full(smem, stage.index), dout_bytes);
-#pragma unroll
-        for (int i = 0; i < loads_v; ++i) {
-            load_box(smem + smem_dout + stage.index * dout_bytes + i * tile_q * 128, &args->dout_map, 64 * i, tile * tile_q, head, work->batch,
-                     bar_dout_full(smem, stage.index));
-        }
+        barrier_arrive(bar_heard(smem, slot));
     }
 }
 
@@ -136,33 +183,33 @@ static __device__ __forceinline__ uint4 in_three(float x) {
     return uint4{hi >> 16 | mid, __float_as_uint(last) >> 16, 0, 0};
 }
 
-// Tells LSE of the rows of each tile, or D: goes with the queries, or with dO.
-template <bool of_lse> static __device__ __forceinline__ void tell(const LoomArgs *args, Work *work, unsigned smem, Statistics *statistics) {
+// Tells LSE of the rows of each tile of a work, or D: goes with the queries, or with dO.
+template <bool of_lse> static __device__ __forceinline__ void tell_work(const LoomArgs *args, Work *work, unsigned smem, Statistics *statistics, Stage *stage) {
     constexpr int rows = tile_q / 32;  // of a lane
     const int lane = threadIdx.x % 32;
     const float unseen = __int_as_float(0xff800000);  // LSE of a row that sees no key
     const float per_scale = 1 / args->scale;
     Way way = way_of(args, work);
     bool more = way_next(args, &way);
-    for (Stage stage = {0, 1}; more; stage_next(&stage)) {
+    for (; more; stage_next(stage)) {
         const int head = work->head, first_row = way.tile * tile_q + lane;
-        const float *from = of_lse ? args->lse + work->batch * args->lse_stride_batch + head * args->lse_stride_head + first_row * args->lse_stride_seq
-                                   : args->delta + ((long long)work->batch * args->heads_q + head) * work->seq_q + first_row;
-        const long long step = of_lse ? 32 * args->lse_stride_seq : 32;
+        const float *from = of_lse ? args->lse + work->batch * args->lse_stride_batch + head * args->lse_stride_head
+                                   : args->delta + ((long long)work->batch * args->heads_q + head) * args->seq_q;
+        const long long step = of_lse ? args->lse_stride_seq : 1;
         float x[rows];
         bool large = false;
 #pragma unroll
-        for (int i = 0; i < rows; ++i) x[i] = first_row + 32 * i < work->seq_q ? from[i * step] : of_lse ? unseen : 0;
+        for (int i = 0; i < rows; ++i) x[i] = first_row + 32 * i < args->seq_q ? from[(first_row + 32 * i) * step] : of_lse ? unseen : 0;
         more = way_next(args, &way);
-        Statistics *to = &statistics[stage.index];
+        Statistics *to = &statistics[stage->index];
         if (of_lse) {
 #pragma unroll
             for (int i = 0; i < rows; ++i) large = large || !(fabsf(x[i]) * log2_e <= most_exact || x[i] == unseen);
             large = __any_sync(~0u, large);
-            barrier_wait(bar_q_empty(smem, stage.index), stage.parity);
+            barrier_wait(bar_q_empty(smem, stage->index), stage->parity);
             if (lane == 0) to->is_large = large;
         } else {
-            barrier_wait(bar_dout_empty(smem, stage.index), stage.parity);
+            barrier_wait(bar_dout_empty(smem, stage->index), stage->parity);
         }
 #pragma unroll
         for (int i = 0; i < rows; ++i) {
@@ -175,18 +222,25 @@ template <bool of_lse> static __device__ __forceinline__ void tell(const LoomArg
         }
         publish_shared();
         __syncwarp();
-        if (lane == 0) barrier_arrive(of_lse ? bar_q_full(smem, stage.index) : bar_dout_full(smem, stage.index));
+        if (lane == 0) barrier_arrive(of_lse ? bar_q_full(smem, stage->index) : bar_dout_full(smem, stage->index));
+    }
+}
+
+template <bool of_lse> static __device__ __forceinline__ void tell(const LoomArgs *args, Work *work, unsigned smem, Statistics *statistics, const Told *told) {
+    Stage stage = {0, 1};
+    for (int nth = 0;; ++nth) {
+        const int slot = slot_of(nth);
+        barrier_wait(bar_told(smem, slot), slot_parity(nth));
+        if (told[slot].first.what & is_over) return;
+        if (threadIdx.x % 32 == 0) copy_work(work, &told[slot].work);
+        barrier_arrive(bar_heard(smem, slot));
+        __syncwarp();
+        tell_work<of_lse>(args, work, smem, statistics, &stage);
+        __syncwarp();  // all lanes are done with the work
     }
 }
 
 // -- What is told is added by wgmma ------------------------------------------------------------------------------------------
-
-// x, which the compiler does not make anew before each use.
-static __device__ __forceinline__ unsigned constant(unsigned x) {
-    unsigned y;
-    asm volatile("mov.b32 %0, %1;" : "=r"(y) : "r"(x));
-    return y;
-}
 
 // Operand A of add_of_columns: ones. 0 for keys past the end where nothing else hides them: their S and dP are 0, so P is finite and
 // dS 0. key is this thread's first, the second is key + 8.
@@ -194,12 +248,12 @@ static __device__ __forceinline__ void make_ones(unsigned (&ones)[4], int key, i
     const int lane = threadIdx.x % 32;
     const unsigned one = lane % 4 == 0 ? 0x3f803f80 : lane % 4 == 1 ? 0x3f80 : 0;
 //@ if has_mask then
-    ones[0] = ones[1] = constant(one);
+    ones[0] = ones[1] = opaque(one);
 //@ else
-    ones[0] = constant(key < seq_k ? one : 0);
-    ones[1] = constant(key + 8 < seq_k ? one : 0);
+    ones[0] = opaque(key < seq_k ? one : 0);
+    ones[1] = opaque(key + 8 < seq_k ? one : 0);
 //@ end
-    ones[2] = ones[3] = constant(0);
+    ones[2] = ones[3] = opaque(0);
 }
 
 // Starts sum += what is told of each query at `offset` in the statistics of a stage.
@@ -225,5 +279,9 @@ static __device__ __forceinline__ void begin_barriers(const LoomArgs *args, unsi
     }
     barrier_init(bar_k_full(smem), 1);
     barrier_init(bar_v_full(smem), 1);
-    barrier_init(bar_told(smem), 1);
+    barrier_init(bar_keys_empty(smem), 4 * warpgroups);
+    for (int i = 0; i < 2; ++i) {
+        barrier_init(bar_told(smem, i), 1);
+        barrier_init(bar_heard(smem, i), 3 * 32 + 128 * warpgroups);
+    }
 }

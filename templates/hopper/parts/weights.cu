@@ -22,12 +22,13 @@ static __device__ __forceinline__ unsigned where_weighted(unsigned pair) {
 //@ end
 
 // Takes LSE off S where one of the tile is large: after the scale has multiplied. What it makes is in powers of e.
-static __device__ __forceinline__ void subtract_lse(float (&s)[tile_q / 2], const float *exact_lse, const LoomArgs *args, const Work *work, int key) {
+static __device__ __forceinline__ void subtract_lse(float (&s)[tile_q / 2], const float *exact_lse, const LoomArgs *args, int key) {
+    const int first = opaque(threadIdx.x) % 4 * 2;
 #pragma unroll
     for (int i = 0; i < tile_q / 2; ++i) {
-        s[i] = s[i] * args->scale - exact_lse[threadIdx.x % 4 * 2 + i / 4 * 8 + i % 2];
+        s[i] = s[i] * args->scale - exact_lse[first + i / 4 * 8 + i % 2];
 //@ if not has_mask then
-        if (key + i / 2 % 2 * 8 >= work->seq_k) s[i] = __int_as_float(0xff800000);
+        if (key + i / 2 % 2 * 8 >= args->seq_k) s[i] = __int_as_float(0xff800000);
 //@ end
     }
 }

@@ -40,12 +40,7 @@ static __device__ __forceinline__ bool work_of(const LoomArgs *args, const Lists
     return true;
 }
 
-// The place that this block takes next, the first apart.
-static __device__ __forceinline__ unsigned next_place(const LoomArgs *args) {
-    unsigned place = 0;
-    if (threadIdx.x % 32 == 0) place = gridDim.x + atomicAdd(args->taken, 1u);
-    return __shfl_sync(~0u, place, 0);
-}
+//@ part("next_place")
 //@ else
 //@ if not even then
 // Works are dealt out to the blocks list by list, round by round. Under a causal mask works get shorter along a list, so
