@@ -376,7 +376,8 @@ local hopper = {}
 
 local WARPGROUP = 128                      -- threads
 local PLAN_PLACES, WORK_PLACES = 8, 32     -- of queues
-local HOPPER_LIST_HEADS = 8                -- of the backward: so many have their dQ in the L2 cache together
+local HOPPER_LIST_HEADS = 8                -- of the backward, at most: whose works are taken together
+local HOPPER_LIST_BYTES = 32 << 20         -- of their queries, dO and dQ, or keys and values, that the L2 cache keeps
 local HOPPER_SMEM_BYTES = arch.get("sm_90").smem_block_bytes
 
 -- Registers a thread of the planner's warpgroup and of a consumer, by the number of consumer warpgroups: they share out what
@@ -561,7 +562,8 @@ function hopper.backward_dkv(problem, s)
             {"own_dq", own_dq and 1 or 0, "1: dQ has a kernel of its own"},
             {"dq_columns", (hopper_dq(problem, s)), "of dQ that a warpgroup makes"},
             {"p_bytes", s.tile_q * s.tile_k * HALF_BYTES, "of P of a tile"},
-            {"list_heads", HOPPER_LIST_HEADS, "heads whose works are taken together"},
+            {"list_heads", HOPPER_LIST_HEADS, "heads whose works are taken together, at most"},
+            {"list_rows", HOPPER_LIST_BYTES // (2 * (d + dv) + (own_dq and 0 or 4 * d)), "of their queries and dO" .. (own_dq and "" or ", and dQ,") .. " together stay in the L2 cache"},
             {"q_bytes", s.tile_q * BOX_ROW_BYTES * chunks(d), "of a tile of queries"},
             {"dout_bytes", s.tile_q * BOX_ROW_BYTES * chunks(dv), "of a tile of dO"},
             {"k_bytes", shared[1][2], "of the keys"},
@@ -623,7 +625,8 @@ function hopper.backward_dq(problem)
             {"threads", WARPGROUP * (1 + warpgroups), "threads of a block"},
             {"k_stages", k_stages, "buffers of keys"},
             {"v_stages", v_stages, "buffers of values"},
-            {"list_heads", HOPPER_LIST_HEADS, "heads whose works are taken together"},
+            {"list_heads", HOPPER_LIST_HEADS, "heads whose works are taken together, at most"},
+            {"list_rows", HOPPER_LIST_BYTES // (2 * (d + dv)), "of their keys and values together stay in the L2 cache"},
             {"q_bytes", shared[1][2], "of the queries"},
             {"dout_bytes", shared[2][2], "of dO"},
             {"k_bytes", shared[3][2] // k_stages, "of a tile of keys"},

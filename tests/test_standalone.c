@@ -227,9 +227,11 @@ static uint64_t digest_of(loom_context *context, const struct unit *unit, loom_p
     if (unit->pass == LOOM_BACKWARD) run_pass(rig, unit, LOOM_FORWARD);
     ejected = found;
     main_launch = found ? place_of(plan, unit->pass == LOOM_FORWARD ? "forward" : "backward_dkv") : 0;
-    taken_at = found && is_hopper(unit) && unit->pass == LOOM_FORWARD && main_launch > 1
-                   ? 160
-                   : 0; /* behind q, k, v, o, lse: pointers and three strides */
+    taken_at = !found || !is_hopper(unit) ? 0
+               : unit->pass == LOOM_BACKWARD
+                   ? 336 /* behind ten tensors, pointers and three strides, and two more pointers */
+               : main_launch > 1 ? 160 /* behind q, k, v, o, lse */
+                                 : 0;
     if (taken_at && driver->memory_alloc(&taken, 4)) fail_msg("no memory");
     run_pass(rig, unit, unit->pass);
     ejected = NULL;

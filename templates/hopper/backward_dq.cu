@@ -69,7 +69,8 @@ static __device__ __forceinline__ unsigned bar_told(unsigned smem) { return bar_
 // rows first, which see most under a causal mask.
 static __device__ __forceinline__ Work work_of(const LoomArgs *args, unsigned block) {
     const int tiles = (args->seq_q + tile_q - 1) / tile_q;
-    const int list = block / (list_heads * tiles), first = list * list_heads, present = min(list_heads, args->batch * args->heads_q - first);
+    const int heads = min(list_heads, max(list_rows / max(args->seq_k, 1), 1));  // of a list
+    const int list = block / (heads * tiles), first = list * heads, present = min(heads, args->batch * args->heads_q - first);
     const int place = block - first * tiles, row = place / present, all = first + place - row * present;
     const int batch = all / args->heads_q, head = all - batch * args->heads_q;
     Work work = {batch, head, head / args->group, tiles - 1 - row, args->seq_q, args->seq_k, args->q_start, args->k_start};

@@ -3,17 +3,19 @@
 // Computes   dV = P^T dO, dK = scale dS^T Q, dQ sum += dS K
 // Problem    bf16 d=128 mask={k <= q} backward
 // Schedule   tile=64x128 stages=2, variant tma
-// Launch     grid batch * heads_kv * ceil(seq_k / 128), block 384 threads, dynamic shared memory 170112 bytes
+// Launch     grid batch * heads_kv * ceil(seq_k / 128), at most one block a multiprocessor, block 384 threads, dynamic shared memory 203136 bytes
 // Shared          0  k [chunks_qk][tile_k][64]
 //             32768  v [chunks_v][tile_k][64]
 //             65536  q [stages][chunks_qk][tile_q][64]
 //             98304  dout [stages][chunks_v][tile_q][64]
-//            131072  ds [2][tile_q / 64][tile_k][64] dS^T
-//            163840  statistics [stages] LSE and D of the queries
-//            169600  barriers of stages, of keys and values, of the first tile, of dS
-//            169728  tiles [stages + 1] what the consumers are told of a tile
-//            169856  works the work, for the consumers and for each other warp
-//            169984  nonfinite [warps of consumers] bit sets of keys that are not finite
+//            131072  out [chunks][tile_k][64] dV, then dK
+//            163840  ds [2][tile_q / 64][tile_k][64] dS^T
+//            196608  statistics [stages] LSE and D of the queries
+//            202368  barriers of stages, of keys and values, of works, of dS
+//            202624  tiles [stages] what the consumers are told of a tile
+//            202752  told [2] what all are told of a work
+//            202880  works the work at hand of the loader of queries and of each teller
+//            203008  nonfinite [2][warps of consumers] bit sets of keys that are not finite
 // Phases     [1] S^T and dP^T  [2] P^T  [3] dQ of the tile before  [4] dS^T  [5] dV += P^T dO, dK += dS^T Q  [6] last dQ, dK and dV
 
 constexpr int depth_qk = 128;  // head dim of q and k rounded up to one wgmma
@@ -28,7 +30,8 @@ constexpr int warpgroups = 2;  // consumers, with 64 keys each
 constexpr int threads = 384;  // threads of a block
 constexpr int stages = 2;  // buffers of queries and dO
 constexpr int dq_columns = 64;  // of dQ that a warpgroup makes
-constexpr int list_heads = 8;  // heads whose works are taken together
+constexpr int list_heads = 8;  // heads whose works are taken together, at most
+constexpr int list_rows = 32768;  // of their queries and dO, and dQ, together stay in the L2 cache
 constexpr int q_bytes = 16384;  // of a tile of queries
 constexpr int dout_bytes = 16384;  // of a tile of dO
 constexpr int k_bytes = 32768;  // of the keys
@@ -38,12 +41,14 @@ constexpr int smem_k = 0;  // offset of k in shared memory, bytes
 constexpr int smem_v = 32768;  // offset of v in shared memory, bytes
 constexpr int smem_q = 65536;  // offset of q in shared memory, bytes
 constexpr int smem_dout = 98304;  // offset of dout in shared memory, bytes
-constexpr int smem_ds = 131072;  // offset of ds in shared memory, bytes
-constexpr int smem_statistics = 163840;  // offset of statistics in shared memory, bytes
-constexpr int smem_barriers = 169600;  // offset of barriers in shared memory, bytes
-constexpr int smem_tiles = 169728;  // offset of tiles in shared memory, bytes
-constexpr int smem_works = 169856;  // offset of works in shared memory, bytes
-constexpr int smem_nonfinite = 169984;  // offset of nonfinite in shared memory, bytes
+constexpr int smem_out = 131072;  // offset of out in shared memory, bytes
+constexpr int smem_ds = 163840;  // offset of ds in shared memory, bytes
+constexpr int smem_statistics = 196608;  // offset of statistics in shared memory, bytes
+constexpr int smem_barriers = 202368;  // offset of barriers in shared memory, bytes
+constexpr int smem_tiles = 202624;  // offset of tiles in shared memory, bytes
+constexpr int smem_told = 202752;  // offset of told in shared memory, bytes
+constexpr int smem_works = 202880;  // offset of works in shared memory, bytes
+constexpr int smem_nonfinite = 203008;  // offset of nonfinite in shared memory, bytes
 constexpr float log2_e = 1.44269504f;
 constexpr float weight_log2 = 14, weight_unit = 16384;  // P is kept in fp16 and 2^14 times as large: also small weights are exact there
 constexpr float of_sums = weight_unit;  // dK, dV and dQ are summed up as many times as large
@@ -78,6 +83,7 @@ typedef struct LoomArgs {  // strides in elements
     unsigned short *dv;
     float *delta;  // [batch, heads_q, seq_q] rowsum(dO * O) - dLSE
     float *dq_sum;  // [batch, heads_q, tiles, 2, 8, 128, 4] sum of dQ / scale, in the order of accumulators
+    unsigned *taken;  // works that blocks have taken beside their first; a launch begins with 0
     int batch;
     int heads_q;
     int heads_kv;
@@ -435,6 +441,14 @@ static __device__ __forceinline__ unsigned pack(float lo, float hi) {
     return pair;
 }
 
+// x, of which the compiler knows nothing: it neither makes it anew before each use, nor keeps what is made of it, for a path that is
+// rarely taken, in registers through a loop.
+static __device__ __forceinline__ unsigned opaque(unsigned x) {
+    unsigned y;
+    asm volatile("mov.b32 %0, %1;" : "=r"(y) : "r"(x));
+    return y;
+}
+
 // 2^x of the special function unit: relative error 2^-22.
 static __device__ __forceinline__ float exp2_approx(float x) {
     float y;
@@ -464,10 +478,11 @@ static __device__ __forceinline__ unsigned where_weighted(unsigned pair) {
 }
 
 // Takes LSE off S where one of the tile is large: after the scale has multiplied. What it makes is in powers of e.
-static __device__ __forceinline__ void subtract_lse(float (&s)[tile_q / 2], const float *exact_lse, const LoomArgs *args, const Work *work, int key) {
+static __device__ __forceinline__ void subtract_lse(float (&s)[tile_q / 2], const float *exact_lse, const LoomArgs *args, int key) {
+    const int first = opaque(threadIdx.x) % 4 * 2;
 #pragma unroll
     for (int i = 0; i < tile_q / 2; ++i) {
-        s[i] = s[i] * args->scale - exact_lse[threadIdx.x % 4 * 2 + i / 4 * 8 + i % 2];
+        s[i] = s[i] * args->scale - exact_lse[first + i / 4 * 8 + i % 2];
     }
 }
 
@@ -496,8 +511,13 @@ typedef struct Tile {
     unsigned index;  // among those of its head
     unsigned head;
 } Tile;
-constexpr int told_ahead = stages;  // place of the first tile of a work, as it is told before its queries have come
-constexpr unsigned is_full = 1, next_is_full = 2, is_last = 4, is_none = 8;
+constexpr unsigned is_full = 1, next_is_full = 2, is_last = 4, is_none = 8, is_over = 16;
+
+// What is told of a work: its first tile before the queries have come, or that it has none, or that there are no more works.
+typedef struct Told {
+    Work work;
+    Tile first;
+} Told;
 
 // What goes with the queries and dO of a stage: 16 bytes a row, of which wgmma reads the first three as bf16.
 typedef struct Statistics {
@@ -522,25 +542,37 @@ static __device__ __forceinline__ unsigned bar_dout_full(unsigned smem, int stag
 static __device__ __forceinline__ unsigned bar_dout_empty(unsigned smem, int stage) { return bar_q_full(smem, stage) + 24 * stages; }
 static __device__ __forceinline__ unsigned bar_k_full(unsigned smem) { return bar_q_full(smem, 4 * stages); }
 static __device__ __forceinline__ unsigned bar_v_full(unsigned smem) { return bar_k_full(smem) + 8; }
-static __device__ __forceinline__ unsigned bar_told(unsigned smem) { return bar_k_full(smem) + 16; }  // the first tile
+static __device__ __forceinline__ unsigned bar_keys_empty(unsigned smem) { return bar_k_full(smem) + 16; }  // k and v
+static __device__ __forceinline__ unsigned bar_told(unsigned smem, int slot) { return bar_k_full(smem) + 24 + 8 * slot; }
+static __device__ __forceinline__ unsigned bar_heard(unsigned smem, int slot) { return bar_told(smem, 2 + slot); }  // all have heard, and are done with it
+static __device__ __forceinline__ int slot_of(int nth) { return nth & 1; }  // of the block's works
+static __device__ __forceinline__ int slot_parity(int nth) { return nth >> 1 & 1; }
 
-// The work of a block. Few heads at a time, so that their dQ stays in the L2 cache; of these the tiles that take longest first.
-static __device__ __forceinline__ Work work_of(const LoomArgs *args, unsigned block) {
+// The work of a place; a block takes the next when it has time. Few heads at a time, so that their dQ stays in the L2 cache; of these the
+// tiles that take longest first.
+static __device__ __forceinline__ Work work_of(const LoomArgs *args, int place) {
     const int tiles = (args->seq_k + tile_k - 1) / tile_k;
-    const int list = block / (list_heads * tiles), first = list * list_heads, present = min(list_heads, args->batch * args->heads_kv - first);
-    const int place = block - first * tiles, row = place / present, head = first + place - row * present;
+    const int heads = min(list_heads, max(list_rows / max(args->seq_q, 1), 1));  // of a list
+    const int list = place / (heads * tiles), first = list * heads, present = min(heads, args->batch * args->heads_kv - first);
+    const int of_list = place - first * tiles, row = of_list / present, head = first + of_list - row * present;
     const int batch = head / args->heads_kv, head_kv = head - batch * args->heads_kv;
     Work work = {batch, head_kv * args->group, head_kv, row, args->seq_q, args->seq_k, args->q_start, args->k_start};
     return work;
 }
 
-// -- Loader and tellers: warps, which take the same way through the tiles ----------------------------------------
+// Word after word: these warps have few registers.
+static __device__ __forceinline__ void copy_work(Work *to, const Work *from) {
+#pragma unroll
+    for (int i = 0; i < (int)(sizeof(Work) / 4); ++i) ((volatile int *)to)[i] = ((const volatile int *)from)[i];
+}
+
+// -- Loaders and tellers: warps; that of queries and the tellers take the same way through the tiles -------------
 
 // The tiles of queries that see the block's keys, of one head of the group after another.
 typedef struct Way {
-    Work *work;  // this warp's, of the head of `tile`, in shared memory: these warps have few registers
+    Work *work;  // this warp's, of the head of `tile`, in shared memory
     Walk walk;
-    int tile, head_end;
+    int tile;
     bool full;  // all of the tile's queries see all keys
 } Way;
 
@@ -549,7 +581,7 @@ static __device__ __forceinline__ bool way_next(const LoomArgs *args, Way *way) 
     way->tile = walk_next(args, way->work, &way->walk, &way->full);
     while (way->tile == way->walk.end) {
         const int head = way->work->head + 1;
-        if (head == way->head_end) return false;
+        if (head == (way->work->head_kv + 1) * args->group) return false;
         __syncwarp();  // all lanes have read it
         way->work->head = head;
         __syncwarp();
@@ -563,53 +595,88 @@ static __device__ __forceinline__ Way way_of(const LoomArgs *args, Work *work) {
     Way way;
     way.work = work;
     way.walk = walk_begin(args, work);
-    way.head_end = work->head + args->group;
     return way;
 }
 
-static __device__ __forceinline__ void load(const LoomArgs *args, Work *work, unsigned smem, Tile *tiles) {
+// The place that this block takes next, the first apart.
+static __device__ __forceinline__ unsigned next_place(const LoomArgs *args) {
+    unsigned place = 0;
+    if (threadIdx.x % 32 == 0) place = gridDim.x + atomicAdd(args->taken, 1u);
+    return __shfl_sync(~0u, place, 0);
+}
+
+// Tells the works, and loads their queries and dO.
+static __device__ __forceinline__ void load_queries(const LoomArgs *args, Work *work, unsigned smem, Tile *tiles, Told *told) {
     const bool leader = threadIdx.x % 32 == 0;
-    Way way = way_of(args, work);
-    bool more = way_next(args, &way);
+    Stage stage = {0, 1};
+    int place = blockIdx.x, nth = 0;
+    for (; place < args->batch * args->heads_kv * ((args->seq_k + tile_k - 1) / tile_k); ++nth) {
+        const int slot = slot_of(nth);
+        __syncwarp();  // all lanes are done with the work before
+        if (leader) *work = work_of(args, place);
+        __syncwarp();
+        Way way = way_of(args, work);
+        bool more = way_next(args, &way);
+        barrier_wait(bar_heard(smem, slot), slot_parity(nth) ^ 1);
+        if (leader) {
+            const Tile first = {more ? 0 : is_none, 0, (unsigned)way.tile, (unsigned)work->head};
+            copy_work(&told[slot].work, work);
+            told[slot].first = first;
+            barrier_arrive(bar_told(smem, slot));
+        }
+        for (; more; stage_next(&stage)) {
+            const int tile = way.tile, head = work->head;
+            const unsigned full = way.full ? is_full : 0;
+            more = way_next(args, &way);
+            if (!leader) continue;
+            barrier_wait(bar_q_empty(smem, stage.index), stage.parity);
+            const unsigned place_of_tile = (work->batch * args->heads_q + head) * way.walk.end + tile;
+            const Tile now = {full | (!more ? is_last : way.full ? next_is_full : 0), place_of_tile, (unsigned)tile, (unsigned)head};
+            tiles[stage.index] = now;
+            barrier_expect(bar_q_full(smem, stage.index), q_bytes);
+#pragma unroll
+            for (int i = 0; i < loads_qk; ++i) {
+                load_box(smem + smem_q + stage.index * q_bytes + i * tile_q * 128, &args->q_map, 64 * i, tile * tile_q, head, work->batch,
+                         bar_q_full(smem, stage.index));
+            }
+            barrier_wait(bar_dout_empty(smem, stage.index), stage.parity);
+            barrier_expect(bar_dout_full(smem, stage.index), dout_bytes);
+#pragma unroll
+            for (int i = 0; i < loads_v; ++i) {
+                load_box(smem + smem_dout + stage.index * dout_bytes + i * tile_q * 128, &args->dout_map, 64 * i, tile * tile_q, head, work->batch,
+                         bar_dout_full(smem, stage.index));
+            }
+        }
+        place = next_place(args);
+    }
+    barrier_wait(bar_heard(smem, slot_of(nth)), slot_parity(nth) ^ 1);
     if (leader) {
-        const Tile ahead = {more ? 0 : is_none, 0, (unsigned)way.tile, (unsigned)work->head};
-        tiles[told_ahead] = ahead;
-        barrier_arrive(bar_told(smem));
+        told[slot_of(nth)].first.what = is_over;
+        barrier_arrive(bar_told(smem, slot_of(nth)));
     }
-    if (leader && more) {
-        barrier_expect(bar_k_full(smem), k_bytes);
+}
+
+// Keys and values have one buffer.
+static __device__ __forceinline__ void load_keys(const LoomArgs *args, unsigned smem, const Told *told) {
+    for (int nth = 0;; ++nth) {
+        const int slot = slot_of(nth);
+        barrier_wait(bar_told(smem, slot), slot_parity(nth));
+        if (told[slot].first.what & is_over) return;
+        if (threadIdx.x % 32 == 0) {
+            const Work *work = &told[slot].work;
+            barrier_wait(bar_keys_empty(smem), slot ^ 1);
+            barrier_expect(bar_k_full(smem), k_bytes);
 #pragma unroll
-        for (int i = 0; i < loads_qk; ++i) {
-            load_box(smem + smem_k + i * tile_k * 128, &args->k_map, 64 * i, work->tile * tile_k, work->head_kv, work->batch, bar_k_full(smem));
-        }
-        barrier_expect(bar_v_full(smem), v_bytes);
+            for (int i = 0; i < loads_qk; ++i) {
+                load_box(smem + smem_k + i * tile_k * 128, &args->k_map, 64 * i, work->tile * tile_k, work->head_kv, work->batch, bar_k_full(smem));
+            }
+            barrier_expect(bar_v_full(smem), v_bytes);
 #pragma unroll
-        for (int i = 0; i < loads_v; ++i) {
-            load_box(smem + smem_v + i * tile_k * 128, &args->v_map, 64 * i, work->tile * tile_k, work->head_kv, work->batch, bar_v_full(smem));
+            for (int i = 0; i < loads_v; ++i) {
+                load_box(smem + smem_v + i * tile_k * 128, &args->v_map, 64 * i, work->tile * tile_k, work->head_kv, work->batch, bar_v_full(smem));
+            }
         }
-    }
-    const unsigned tiles_q = (work->seq_q + tile_q - 1) / tile_q;
-    for (Stage stage = {0, 1}; more; stage_next(&stage)) {
-        const int tile = way.tile, head = work->head;
-        const unsigned full = way.full ? is_full : 0;
-        more = way_next(args, &way);
-        if (!leader) continue;
-        const Tile told = {full | (!more ? is_last : way.full ? next_is_full : 0), (work->batch * args->heads_q + head) * tiles_q + tile, (unsigned)tile, (unsigned)head};
-        barrier_wait(bar_q_empty(smem, stage.index), stage.parity);
-        tiles[stage.index] = told;
-        barrier_expect(bar_q_full(smem, stage.index), q_bytes);
-#pragma unroll
-        for (int i = 0; i < loads_qk; ++i) {
-            load_box(smem + smem_q + stage.index * q_bytes + i * tile_q * 128, &args->q_map, 64 * i, tile * tile_q, head, work->batch,
-                     bar_q_full(smem, stage.index));
-        }
-        barrier_wait(bar_dout_empty(smem, stage.index), stage.parity);
-        barrier_expect(bar_dout_full(smem, stage.index), dout_bytes);
-#pragma unroll
-        for (int i = 0; i < loads_v; ++i) {
-            load_box(smem + smem_dout + stage.index * dout_bytes + i * tile_q * 128, &args->dout_map, 64 * i, tile * tile_q, head, work->batch,
-                     bar_dout_full(smem, stage.index));
-        }
+        barrier_arrive(bar_heard(smem, slot));
     }
 }
 
@@ -622,33 +689,33 @@ static __device__ __forceinline__ uint4 in_three(float x) {
     return uint4{hi >> 16 | mid, __float_as_uint(last) >> 16, 0, 0};
 }
 
-// Tells LSE of the rows of each tile, or D: goes with the queries, or with dO.
-template <bool of_lse> static __device__ __forceinline__ void tell(const LoomArgs *args, Work *work, unsigned smem, Statistics *statistics) {
+// Tells LSE of the rows of each tile of a work, or D: goes with the queries, or with dO.
+template <bool of_lse> static __device__ __forceinline__ void tell_work(const LoomArgs *args, Work *work, unsigned smem, Statistics *statistics, Stage *stage) {
     constexpr int rows = tile_q / 32;  // of a lane
     const int lane = threadIdx.x % 32;
     const float unseen = __int_as_float(0xff800000);  // LSE of a row that sees no key
     const float per_scale = 1 / args->scale;
     Way way = way_of(args, work);
     bool more = way_next(args, &way);
-    for (Stage stage = {0, 1}; more; stage_next(&stage)) {
+    for (; more; stage_next(stage)) {
         const int head = work->head, first_row = way.tile * tile_q + lane;
-        const float *from = of_lse ? args->lse + work->batch * args->lse_stride_batch + head * args->lse_stride_head + first_row * args->lse_stride_seq
-                                   : args->delta + ((long long)work->batch * args->heads_q + head) * work->seq_q + first_row;
-        const long long step = of_lse ? 32 * args->lse_stride_seq : 32;
+        const float *from = of_lse ? args->lse + work->batch * args->lse_stride_batch + head * args->lse_stride_head
+                                   : args->delta + ((long long)work->batch * args->heads_q + head) * args->seq_q;
+        const long long step = of_lse ? args->lse_stride_seq : 1;
         float x[rows];
         bool large = false;
 #pragma unroll
-        for (int i = 0; i < rows; ++i) x[i] = first_row + 32 * i < work->seq_q ? from[i * step] : of_lse ? unseen : 0;
+        for (int i = 0; i < rows; ++i) x[i] = first_row + 32 * i < args->seq_q ? from[(first_row + 32 * i) * step] : of_lse ? unseen : 0;
         more = way_next(args, &way);
-        Statistics *to = &statistics[stage.index];
+        Statistics *to = &statistics[stage->index];
         if (of_lse) {
 #pragma unroll
             for (int i = 0; i < rows; ++i) large = large || !(fabsf(x[i]) * log2_e <= most_exact || x[i] == unseen);
             large = __any_sync(~0u, large);
-            barrier_wait(bar_q_empty(smem, stage.index), stage.parity);
+            barrier_wait(bar_q_empty(smem, stage->index), stage->parity);
             if (lane == 0) to->is_large = large;
         } else {
-            barrier_wait(bar_dout_empty(smem, stage.index), stage.parity);
+            barrier_wait(bar_dout_empty(smem, stage->index), stage->parity);
         }
 #pragma unroll
         for (int i = 0; i < rows; ++i) {
@@ -661,26 +728,33 @@ template <bool of_lse> static __device__ __forceinline__ void tell(const LoomArg
         }
         publish_shared();
         __syncwarp();
-        if (lane == 0) barrier_arrive(of_lse ? bar_q_full(smem, stage.index) : bar_dout_full(smem, stage.index));
+        if (lane == 0) barrier_arrive(of_lse ? bar_q_full(smem, stage->index) : bar_dout_full(smem, stage->index));
+    }
+}
+
+template <bool of_lse> static __device__ __forceinline__ void tell(const LoomArgs *args, Work *work, unsigned smem, Statistics *statistics, const Told *told) {
+    Stage stage = {0, 1};
+    for (int nth = 0;; ++nth) {
+        const int slot = slot_of(nth);
+        barrier_wait(bar_told(smem, slot), slot_parity(nth));
+        if (told[slot].first.what & is_over) return;
+        if (threadIdx.x % 32 == 0) copy_work(work, &told[slot].work);
+        barrier_arrive(bar_heard(smem, slot));
+        __syncwarp();
+        tell_work<of_lse>(args, work, smem, statistics, &stage);
+        __syncwarp();  // all lanes are done with the work
     }
 }
 
 // -- What is told is added by wgmma ------------------------------------------------------------------------------------------
-
-// x, which the compiler does not make anew before each use.
-static __device__ __forceinline__ unsigned constant(unsigned x) {
-    unsigned y;
-    asm volatile("mov.b32 %0, %1;" : "=r"(y) : "r"(x));
-    return y;
-}
 
 // Operand A of add_of_columns: ones. 0 for keys past the end where nothing else hides them: their S and dP are 0, so P is finite and
 // dS 0. key is this thread's first, the second is key + 8.
 static __device__ __forceinline__ void make_ones(unsigned (&ones)[4], int key, int seq_k) {
     const int lane = threadIdx.x % 32;
     const unsigned one = lane % 4 == 0 ? 0x3f803f80 : lane % 4 == 1 ? 0x3f80 : 0;
-    ones[0] = ones[1] = constant(one);
-    ones[2] = ones[3] = constant(0);
+    ones[0] = ones[1] = opaque(one);
+    ones[2] = ones[3] = opaque(0);
 }
 
 // Starts sum += what is told of each query at `offset` in the statistics of a stage.
@@ -706,17 +780,21 @@ static __device__ __forceinline__ void begin_barriers(const LoomArgs *args, unsi
     }
     barrier_init(bar_k_full(smem), 1);
     barrier_init(bar_v_full(smem), 1);
-    barrier_init(bar_told(smem), 1);
+    barrier_init(bar_keys_empty(smem), 4 * warpgroups);
+    for (int i = 0; i < 2; ++i) {
+        barrier_init(bar_told(smem, i), 1);
+        barrier_init(bar_heard(smem, i), 3 * 32 + 128 * warpgroups);
+    }
 }
 
 // -- Consumers: a warpgroup has 64 keys --------------------------------------------------------------------------
 
-static __device__ __forceinline__ unsigned bar_ds_full(unsigned smem, int buffer) { return bar_told(smem) + 8 + 8 * buffer; }
+static __device__ __forceinline__ unsigned bar_ds_full(unsigned smem, int buffer) { return bar_heard(smem, 2 + buffer); }
 
 // What stays the same for a consumer.
 typedef struct Consumer {
     const LoomArgs *args;
-    const Work *work;
+    const Told *told;     // of the work
     const Tile *tiles;
     const Statistics *statistics;
     unsigned smem;
@@ -725,9 +803,15 @@ typedef struct Consumer {
     float to_log2;        // from S to powers of 2
     unsigned ones[4];     // see make_ones
     int warpgroup;
-    int key;              // of the sequence, this thread's first; the second is key + 8
+    int parity;           // of the barriers of keys and values
     uint2 *nonfinite;     // [warps]: bit 4 * i is set if key i of the warp is not finite, or key 8 + i
 } Consumer;
+
+// This thread's first key, of the sequence; the second is 8 behind. Found where it is needed.
+static __device__ __forceinline__ int key_of(const Work *work) {
+    const int thread = opaque(threadIdx.x);
+    return work->tile * tile_k + 16 * (thread / 32 - 4) + thread % 32 / 4;
+}
 
 // Which elements of a thread are seen: of[half], bit e * columns + j is row + 8 * half of keys, column + 8 * j + e of queries.
 // They are found before the products start, when there are registers for what a mask may need; in a loop that is not unrolled.
@@ -790,7 +874,7 @@ static __device__ __forceinline__ void note_nonfinite(const float (&s)[tile_q / 
 
 // What is left to do of the tile before.
 typedef struct Before {
-    int nth;         // of the tiles of the work
+    int nth;         // of the tiles of all works
     unsigned place;  // see Tile
     unsigned what;
 } Before;
@@ -817,7 +901,7 @@ static __device__ __forceinline__ void add_dq(const float (&dq)[dq_columns / 2],
 
 // Adds dQ of a tile some of whose keys are not finite, this thread's part 4 numbers at a time.
 static __device__ __forceinline__ void add_dq_with_care(float *to, const Consumer *consumer, const Work *work, unsigned ds, int index) {
-    const int lane = threadIdx.x % 32, row = 16 * (threadIdx.x / 32 % 4) + lane / 4;
+    const int thread = opaque(threadIdx.x), lane = thread % 32, row = 16 * (thread / 32 % 4) + lane / 4;
     const int first_query = index * tile_q + row, first_column = dq_columns * consumer->warpgroup + lane % 4 * 2;
 #pragma unroll 1
     for (int j = 0; j < dq_columns / 8; ++j) {
@@ -865,7 +949,7 @@ static __device__ __forceinline__ bool cared_for(const Consumer *consumer, const
     if (__all_sync(~0u, before->what & is_full)) return false;
     const uint2 found = consumer->nonfinite[threadIdx.x % (4 * warpgroups)];
     if (!__any_sync(~0u, found.x | found.y)) return false;
-    Work work = *consumer->work;
+    Work work = consumer->told->work;
     const unsigned tiles_q = (work.seq_q + tile_q - 1) / tile_q, head = before->place / tiles_q;
     work.head = head % consumer->args->heads_q;
     if (consumer->args->dq) {
@@ -896,22 +980,22 @@ static __device__ __forceinline__ unsigned step(float (&dk)[depth_qk / 2], float
     Seen seen;
     if (masked) {
         if (!first) barrier_wait(bar_q_full(smem, at), stage->parity);
-        const Tile *known = first ? &consumer->tiles[told_ahead] : tile;
-        Work work = *consumer->work;
+        const Tile *known = first ? &consumer->told->first : tile;
+        Work work = consumer->told->work;
         work.head = from_lane_0(in_lane_0(&known->head));
-        seen = seen_of(consumer->args, &work, consumer->key, from_lane_0(in_lane_0(&known->index)) * tile_q + lane % 4 * 2);
+        seen = seen_of(consumer->args, &work, key_of(&work), from_lane_0(in_lane_0(&known->index)) * tile_q + lane % 4 * 2);
     }
 
     // [1] S^T and dP^T
     float s[tile_q / 2], dp[tile_q / 2];  // [4 * j + 2 * half + e] is key + 8 * half, query 8 * j + lane % 4 * 2 + e
     barrier_wait(bar_q_full(smem, at), stage->parity);
-    if (first) barrier_wait(bar_k_full(smem), 0);
+    if (first) barrier_wait(bar_k_full(smem), consumer->parity);
     wgmma_fence();
     multiply_kq(s, consumer->k, operand(smem + smem_q + at * q_bytes, 1));
     add_to_columns(s, consumer->ones, smem, 0, at);
     wgmma_commit();
     barrier_wait(bar_dout_full(smem, at), stage->parity);
-    if (first) barrier_wait(bar_v_full(smem), 0);
+    if (first) barrier_wait(bar_v_full(smem), consumer->parity);
     wgmma_fence();
     multiply_vdo(dp, consumer->v, operand(smem + smem_dout + at * dout_bytes, 1));
     add_to_columns(dp, consumer->ones, smem, 16 * tile_q, at);
@@ -924,7 +1008,7 @@ static __device__ __forceinline__ unsigned step(float (&dk)[depth_qk / 2], float
     if (first) note_nonfinite(s, consumer);
     float to_log2 = consumer->to_log2;
     if (__any_sync(~0u, is_large)) {
-        subtract_lse(s, consumer->statistics[at].exact_lse, consumer->args, consumer->work, consumer->key);
+        subtract_lse(s, consumer->statistics[at].exact_lse, consumer->args, key_of(&consumer->told->work));
         to_log2 = log2_e;
     }
     if (masked) hide(s, &seen);
@@ -951,7 +1035,7 @@ static __device__ __forceinline__ unsigned step(float (&dk)[depth_qk / 2], float
         ds[i] = pack(x * dp[2 * i], y * dp[2 * i + 1]);
         if (masked) ds[i] &= where_weighted(p[i]);  // what a row does not see may be NaN
     }
-    const int nth = first ? 0 : before->nth + 1;
+    const int nth = before->nth + 1;
     store_ds(ds, consumer, buffer_of(nth));
     bool cared = false;
     if (!first) {
@@ -981,11 +1065,13 @@ static __device__ __forceinline__ unsigned step(float (&dk)[depth_qk / 2], float
     return what;
 }
 
-// Starts writing dk through the shared memory of q, which nobody reads any more: each warp 16 rows from first_row on, in
-// the swizzle of boxes.
+// Starts writing dk through the shared memory of out, which nobody reads any more but this warp's last stores: each warp 16
+// rows from first_row on, in the swizzle of boxes.
 static __device__ __forceinline__ void store_dk(const float (&x)[depth_qk / 2], float scale, const LoomArgs *args, const Work *work, unsigned smem, int first_row) {
     const int lane = threadIdx.x % 32;
-    const unsigned boxes = smem + smem_q + first_row * 128;
+    const unsigned boxes = smem + smem_out + first_row * 128;
+    if (lane == 0) stores_read();
+    __syncwarp();
 #pragma unroll
     for (int j = 0; j < depth_qk / 8; j += 2) {  // 16 columns
         const unsigned at = boxes + j / 8 * (tile_k * 128) + lane % 16 * 128 + (((j + lane / 16) % 8 ^ lane % 8) << 4);
@@ -1003,11 +1089,13 @@ static __device__ __forceinline__ void store_dk(const float (&x)[depth_qk / 2], 
     stores_commit();
 }
 
-// Starts writing dv through the shared memory of dout, which nobody reads any more: each warp 16 rows from first_row on, in
-// the swizzle of boxes.
+// Starts writing dv through the shared memory of out, which nobody reads any more but this warp's last stores: each warp 16
+// rows from first_row on, in the swizzle of boxes.
 static __device__ __forceinline__ void store_dv(const float (&x)[depth_v / 2], float scale, const LoomArgs *args, const Work *work, unsigned smem, int first_row) {
     const int lane = threadIdx.x % 32;
-    const unsigned boxes = smem + smem_dout + first_row * 128;
+    const unsigned boxes = smem + smem_out + first_row * 128;
+    if (lane == 0) stores_read();
+    __syncwarp();
 #pragma unroll
     for (int j = 0; j < depth_v / 8; j += 2) {  // 16 columns
         const unsigned at = boxes + j / 8 * (tile_k * 128) + lane % 16 * 128 + (((j + lane / 16) % 8 ^ lane % 8) << 4);
@@ -1025,12 +1113,11 @@ static __device__ __forceinline__ void store_dv(const float (&x)[depth_v / 2], f
     stores_commit();
 }
 
-static __device__ __forceinline__ void consume(const LoomArgs *args, const Work *work, unsigned smem, const Tile *tiles, const Statistics *statistics, uint2 *nonfinite) {
+static __device__ __forceinline__ void consume(const LoomArgs *args, unsigned smem, const Tile *tiles, const Statistics *statistics, const Told *told, uint2 *nonfinite) {
     const int warpgroup = uniform(threadIdx.x / 128) - 1, lane = threadIdx.x % 32;
     const int first_row = 64 * warpgroup + 16 * (threadIdx.x / 32 % 4);  // of this warp
     Consumer consumer;
     consumer.args = args;
-    consumer.work = work;
     consumer.tiles = tiles;
     consumer.statistics = statistics;
     consumer.smem = smem;
@@ -1039,41 +1126,52 @@ static __device__ __forceinline__ void consume(const LoomArgs *args, const Work 
     consumer.k_of_dq = operand(smem + smem_k + warpgroup * (tile_k * 128), tile_k * 8);
     consumer.to_log2 = args->scale * log2_e;
     consumer.warpgroup = warpgroup;
-    consumer.nonfinite = nonfinite;
-    consumer.key = work->tile * tile_k + first_row + lane / 4;
-    make_ones(consumer.ones, consumer.key, work->seq_k);
-    float dk[depth_qk / 2], dv[depth_v / 2];  // [4 * j + 2 * half + e] is key + 8 * half, column 8 * j + lane % 4 * 2 + e
-#pragma unroll
-    for (int i = 0; i < depth_qk / 2; ++i) dk[i] = 0;
-#pragma unroll
-    for (int i = 0; i < depth_v / 2; ++i) dv[i] = 0;
-
     Stage stage = {0, 0};
-    const float scale = args->scale / of_sums;
-    barrier_wait(bar_told(smem), 0);
-    if (from_lane_0(in_lane_0(&tiles[told_ahead].what)) & is_none) {
-        if (args->dv) store_dv(dv, 0, args, work, smem, first_row);
-        if (args->dk) store_dk(dk, 0, args, work, smem, first_row);
-    } else {
-        Before before;
-        unsigned what = step<true, true>(dk, dv, &consumer, &before, &stage);
-        for (;;) {  // votes: operands stay in the uniform datapath
-            while (__any_sync(~0u, what & next_is_full)) {
-                what = step<false, false>(dk, dv, &consumer, &before, &stage);
+    Before before;
+    before.nth = -1;
+    for (int nth = 0;; ++nth) {
+        const int slot = slot_of(nth);
+        barrier_wait(bar_told(smem, slot), slot_parity(nth));
+        const unsigned about = from_lane_0(in_lane_0(&told[slot].first.what));
+        if (__any_sync(~0u, about & is_over)) break;
+        consumer.told = &told[slot];
+        consumer.parity = slot;
+        consumer.nonfinite = nonfinite + 4 * warpgroups * slot;
+        const Work *work = &told[slot].work;
+        make_ones(consumer.ones, key_of(work), args->seq_k);
+        float dk[depth_qk / 2], dv[depth_v / 2];  // [4 * j + 2 * half + e] is key + 8 * half, column 8 * j + lane % 4 * 2 + e
+#pragma unroll
+        for (int i = 0; i < depth_qk / 2; ++i) dk[i] = 0;
+#pragma unroll
+        for (int i = 0; i < depth_v / 2; ++i) dv[i] = 0;
+        float dq[dq_columns / 2];
+        const bool none = __any_sync(~0u, about & is_none);
+        if (!none) {
+            unsigned what = step<true, true>(dk, dv, &consumer, &before, &stage);
+            for (;;) {  // votes: operands stay in the uniform datapath; full tiles have a loop of their own
+                while (__any_sync(~0u, what & next_is_full)) {
+                    what = step<false, false>(dk, dv, &consumer, &before, &stage);
+                }
+                if (__any_sync(~0u, what & is_last)) break;
+                what = step<false, true>(dk, dv, &consumer, &before, &stage);
             }
-            if (__any_sync(~0u, what & is_last)) break;
-            what = step<false, true>(dk, dv, &consumer, &before, &stage);
+
+            // [6] dQ of the last tile
+            await_ds(&consumer, &before);
+            start_dq(dq, &consumer, &before);
+        } else {  // keys and values have been loaded all the same
+            barrier_wait(bar_k_full(smem), slot);
+            barrier_wait(bar_v_full(smem), slot);
         }
 
-        // [6] dQ of the last tile, dK and dV
-        float dq[dq_columns / 2];
-        await_ds(&consumer, &before);
-        start_dq(dq, &consumer, &before);
-        asm volatile("barrier.cta.sync %0, 256;" ::"r"(1) : "memory");  // all consumers are done with queries and dO
+        // [7] dK and dV
         if (args->dv) store_dv(dv, 1 / of_sums, args, work, smem, first_row);
-        if (args->dk) store_dk(dk, scale, args, work, smem, first_row);
         wgmma_wait<0>();
-        if (!cared_for(&consumer, &before)) add_dq(dq, &consumer, &before);
+        if (!none && !cared_for(&consumer, &before)) add_dq(dq, &consumer, &before);
+        __syncwarp();
+        if (lane == 0) barrier_arrive(bar_keys_empty(smem));
+        if (args->dk) store_dk(dk, args->scale / of_sums, args, work, smem, first_row);
+        barrier_arrive(bar_heard(smem, slot));
     }
     if (lane == 0) stores_read();
 }
@@ -1082,7 +1180,8 @@ extern "C" __global__ void __launch_bounds__(threads, 1) attnloom_backward_dkv(c
     extern __shared__ __align__(1024) unsigned char shared[];
     const unsigned smem = (unsigned)__cvta_generic_to_shared(shared);
     Tile *tiles = (Tile *)(shared + smem_tiles);
-    Work *works = (Work *)(shared + smem_works);  // the consumers', and one of each other warp
+    Work *works = (Work *)(shared + smem_works);  // at hand of the loader of queries and of each teller
+    Told *told = (Told *)(shared + smem_told);
     Statistics *statistics = (Statistics *)(shared + smem_statistics);
     if (threadIdx.x == 0) {
         begin_barriers(&args, smem);
@@ -1090,15 +1189,15 @@ extern "C" __global__ void __launch_bounds__(threads, 1) attnloom_backward_dkv(c
         barrier_init(bar_ds_full(smem, 1), 4 * warpgroups);
         publish_shared();
     }
-    if (threadIdx.x / 32 < 4 && threadIdx.x % 32 == 0) works[threadIdx.x / 32] = work_of(&args, blockIdx.x);
     __syncthreads();
     if (threadIdx.x < 128) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
-        if (threadIdx.x < 32) load(&args, &works[1], smem, tiles);
-        if (threadIdx.x / 32 == 1) tell<true>(&args, &works[2], smem, statistics);
-        if (threadIdx.x / 32 == 2) tell<false>(&args, &works[3], smem, statistics);
+        if (threadIdx.x < 32) load_queries(&args, &works[0], smem, tiles, told);
+        if (threadIdx.x / 32 == 1) tell<true>(&args, &works[1], smem, statistics, told);
+        if (threadIdx.x / 32 == 2) tell<false>(&args, &works[2], smem, statistics, told);
+        if (threadIdx.x / 32 == 3) load_keys(&args, smem, told);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
-        consume(&args, works, smem, tiles, statistics, (uint2 *)(shared + smem_nonfinite));
+        consume(&args, smem, tiles, statistics, told, (uint2 *)(shared + smem_nonfinite));
     }
 }

@@ -48,7 +48,8 @@ static __device__ __forceinline__ Work work_of(const LoomArgs *args, int place) 
 //@ if even then
     const int head = place / tiles, row = place - head * tiles;
 //@ else
-    const int list = place / (list_heads * tiles), first = list * list_heads, present = min(list_heads, args->batch * args->heads_kv - first);
+    const int heads = min(list_heads, max(list_rows / max(args->seq_q, 1), 1));  // of a list
+    const int list = place / (heads * tiles), first = list * heads, present = min(heads, args->batch * args->heads_kv - first);
     const int of_list = place - first * tiles, row = of_list / present, head = first + of_list - row * present;
 //@ end
     const int batch = head / args->heads_kv, head_kv = head - batch * args->heads_kv;
