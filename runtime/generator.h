@@ -107,6 +107,29 @@ loom_status loom__generator_candidates(loom_context *context, const loom__reques
                                        loom__arena *arena, const loom__candidate **list, int32_t *num,
                                        loom_error *error);
 
+/* -- Manifests ------------------------------------------------------------------------------------------- */
+
+/* Kernels wanted ahead of time, as gen/manifest.lua reads them. */
+typedef struct loom__manifest_entry {
+    const char *place;   /* "kernels.lua:4", for messages */
+    const char *problem; /* canonical */
+    const char *target;  /* NULL: the best one for the arch */
+    const char *schedule, *schedule_backward; /* NULL: the generator's choice */
+    loom_shape hint;
+    int32_t num_archs; /* 0: all that are asked for */
+    const char *const *archs;
+} loom__manifest_entry;
+
+typedef struct loom__manifest {
+    int32_t num;
+    const loom__manifest_entry *entries;
+} loom__manifest;
+
+/* Runs the text of a manifest within limits; `name` is that of its file in messages. INVALID with field
+ * "manifest" and all that is wrong, a line each. */
+loom_status loom__generator_manifest(loom_context *context, const char *text, const char *name,
+                                     loom__arena *arena, loom__manifest *manifest, loom_error *error);
+
 /* -- Texts for people ------------------------------------------------------------------------------------ */
 
 /* One self-contained .cu with the pass's kernels, a launcher and a self-check. */
