@@ -28,7 +28,8 @@ local schedule = require "schedule"
 local show = require "show"
 local why = require "why"
 
-local main = {version = "0.1"}
+-- grammar: of problem texts; it rises when a text that was right before comes to mean something else.
+local main = {version = "0.1", grammar = 1}
 
 local MOST_SEQ = 1 << 30 -- as in runtime/launch.c: positions stay inside i32
 

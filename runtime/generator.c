@@ -44,6 +44,7 @@ struct loom__generator {
     const loom__file *files;
     int num_files;
     int main; /* registry reference of the table main.lua returns */
+    int32_t grammar;
     char digest[33];
 };
 
@@ -292,6 +293,28 @@ static int lua_refuse_global(lua_State *lua) {
     return luaL_error(lua, "global name '%s' is not defined", luaL_tolstring(lua, 2, NULL));
 }
 
+static lua_Integer integer_field(lua_State *lua, int table, const char *name) {
+    int is_integer;
+    lua_getfield(lua, table, name);
+    lua_Integer value = lua_tointegerx(lua, -1, &is_integer);
+    if (!is_integer) luaL_error(lua, "'%s' is not an integer", name);
+    lua_pop(lua, 1);
+    return value;
+}
+
+static int32_t int_field(lua_State *lua, int table, const char *name) {
+    lua_Integer value = integer_field(lua, table, name);
+    if (value < INT32_MIN || value > INT32_MAX) luaL_error(lua, "'%s' is out of range", name);
+    return (int32_t)value;
+}
+
+/* 0 where it is left out. */
+static int32_t optional_int(lua_State *lua, int table, const char *name) {
+    bool absent = lua_getfield(lua, table, name) == LUA_TNIL;
+    lua_pop(lua, 1);
+    return absent ? 0 : int_field(lua, table, name);
+}
+
 static int open_state(lua_State *lua) {
     loom__generator *generator = lua_touserdata(lua, 1);
     static const luaL_Reg LIBRARIES[] = {{LUA_GNAME, luaopen_base},
@@ -336,6 +359,7 @@ static int open_state(lua_State *lua) {
     lua_pushliteral(lua, "main");
     lua_call(lua, 1, 1);
     luaL_checktype(lua, -1, LUA_TTABLE);
+    generator->grammar = optional_int(lua, lua_gettop(lua), "grammar");
     generator->main = luaL_ref(lua, LUA_REGISTRYINDEX);
     lua_gc(lua, LUA_GCRESTART);
     return 0;
@@ -447,6 +471,15 @@ loom_status loom__generator_digest(loom_context *context, char digest[33], loom_
     return status;
 }
 
+loom_status loom__generator_grammar(loom_context *context, int32_t *grammar, loom_error *error) {
+    loom_status status = LOOM_OK;
+    loom__context_lock(context);
+    if (!context->generator) status = create_generator(context, error);
+    if (status == LOOM_OK) *grammar = context->generator->grammar;
+    loom__context_unlock(context);
+    return status;
+}
+
 /* -- Reading tables (inside a visit) --------------------------------------------------------------------- */
 
 static void *keep_bytes(lua_State *lua, job *j, size_t bytes) {
@@ -483,28 +516,6 @@ static const char *text_field(lua_State *lua, job *j, int table, const char *nam
     const char *text = optional_text(lua, j, table, name);
     if (!text) luaL_error(lua, "the generator left out '%s'", name);
     return text;
-}
-
-static lua_Integer integer_field(lua_State *lua, int table, const char *name) {
-    int is_integer;
-    lua_getfield(lua, table, name);
-    lua_Integer value = lua_tointegerx(lua, -1, &is_integer);
-    if (!is_integer) luaL_error(lua, "'%s' is not an integer", name);
-    lua_pop(lua, 1);
-    return value;
-}
-
-static int32_t int_field(lua_State *lua, int table, const char *name) {
-    lua_Integer value = integer_field(lua, table, name);
-    if (value < INT32_MIN || value > INT32_MAX) luaL_error(lua, "'%s' is out of range", name);
-    return (int32_t)value;
-}
-
-/* 0 where it is left out. */
-static int32_t optional_int(lua_State *lua, int table, const char *name) {
-    bool absent = lua_getfield(lua, table, name) == LUA_TNIL;
-    lua_pop(lua, 1);
-    return absent ? 0 : int_field(lua, table, name);
 }
 
 static bool bool_field(lua_State *lua, int table, const char *name) {
@@ -707,7 +718,7 @@ static void take_kernel(lua_State *lua, job *j, int table, loom__kernel_text *k)
     luaL_checktype(lua, args, LUA_TTABLE);
     k->args_bytes = int_field(lua, args, "size");
     k->num_rows = list_field(lua, args, "rows");
-    loom__pack_text *rows = keep_bytes(lua, j, (size_t)k->num_rows * sizeof *rows);
+    loom__arg_text *rows = keep_bytes(lua, j, (size_t)k->num_rows * sizeof *rows);
     for (int32_t i = 0; i < k->num_rows; i++) {
         int row = push_row(lua, args + 1, i);
         rows[i].offset = int_field(lua, row, "offset");

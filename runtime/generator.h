@@ -47,12 +47,12 @@ typedef struct loom__request {
 } loom__request;
 
 /* What a descriptor of docs/design.md section 5 says, as text; plan.c resolves it. */
-typedef struct loom__pack_text {
+typedef struct loom__arg_text {
     int32_t offset;
     const char *type;   /* map ptr i64 i32 u32 f32 */
     const char *source; /* "q.stride.seq" */
     int32_t box_rows, box_chunks; /* of a map */
-} loom__pack_text;
+} loom__arg_text;
 
 /* A piece of memory beside the tensors: `bytes` for each of the dims, which are texts like those of a param.
  */
@@ -79,7 +79,7 @@ typedef struct loom__kernel_text {
     const loom__region_text *regions;
     int32_t args_bytes;
     int32_t num_rows;
-    const loom__pack_text *rows;
+    const loom__arg_text *rows;
 } loom__kernel_text;
 
 typedef struct loom__generated {
@@ -146,6 +146,8 @@ loom_status loom__generator_why(loom_context *context, const loom__request *requ
 
 /* 32 hex digits over every path and byte of gen/ and templates/: part of each cache key. */
 loom_status loom__generator_digest(loom_context *context, char digest[33], loom_error *error);
+/* Version of the problem text. */
+loom_status loom__generator_grammar(loom_context *context, int32_t *grammar, loom_error *error);
 void loom__generator_destroy(loom_context *context);
 
 #endif

@@ -54,10 +54,10 @@ enum {
     LOOM__NUM_VALUES = LOOM__VALUE_PARAMS + LOOM__MAX_PLAN_PARAMS * LOOM__PARAM_VALUES
 };
 
-typedef struct loom__pack_row {
+typedef struct loom__arg_row {
     uint16_t offset, bytes; /* in the argument struct; 4, 8 or LOOM__MAP_BYTES */
     uint16_t value;         /* index among the values, of a map among the variant's maps */
-} loom__pack_row;
+} loom__arg_row;
 
 /* A tensor map that a variant's kernels take; a launch encodes it once. */
 typedef struct loom__plan_map {
@@ -84,7 +84,7 @@ typedef struct loom__plan_param {
 typedef struct loom__plan_kernel {
     loom_kernel facts;
     bool host_binary;
-    const loom__pack_row *rows;
+    const loom__arg_row *rows;
     int32_t num_rows;
     int32_t args_bytes;
     uint32_t needs;               /* bits of tensors, one of which must be wanted; 0: always */

@@ -13,6 +13,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "cache.h"
 #include "device.h"
 
 /* -- Commands ------------------------------------------------------------------------------------------- */
@@ -155,14 +156,10 @@ int loom__cli_fail(const loom_error *error) {
 }
 
 const char *loom__cli_key_value(loom__arena *arena, const char *key, const char *name) {
-    size_t length = strlen(name);
-    for (const char *line = key; *line; line += strcspn(line, "\n"), line += *line == '\n') {
-        if (strncmp(line, name, length) != 0 || line[length] != ' ') continue;
-        const char *value = line + length + 1;
-        const char *copy = loom__arena_copy(arena, value, strcspn(value, "\n"));
-        return copy ? copy : "?";
-    }
-    return "?";
+    size_t length = 0;
+    const char *value = loom__key_value(key, name, &length);
+    const char *copy = value ? loom__arena_copy(arena, value, length) : NULL;
+    return copy ? copy : "?";
 }
 
 /* -- Progress ------------------------------------------------------------------------------------------- */
