@@ -8,7 +8,7 @@ runtime provides, as run_limited). Everything it returns is a plain table or tex
                          nil, error
   main.why(request)    -> text for people, or nil, error
   main.show(request), main.show_svg(request) -> a picture of the mask in characters, or as SVG, or nil, error
-  main.manifest(text, name) -> the entries of a manifest, see manifest.lua, or nil, error
+  main.manifest(text, name, archs) -> the entries of a manifest for archs, "sm_80,sm_90a", see manifest.lua, or nil, error
   main.standalone(request) -> one .cu with the kernels of a pass, a launcher and a self-check, or nil, error
 
   request: {problem=, target=, arch=, schedule=, schedule_backward=, hint=, alignment=, shape=, pass=,
@@ -238,10 +238,12 @@ end
 function main.show(request) return shown(request, show.text) end
 function main.show_svg(request) return shown(request, show.svg) end
 
-function main.manifest(text, name)
+function main.manifest(text, name, archs)
+    local rows, message = manifest.rows(archs)
+    if not rows then return fail("INVALID", "arch", "%s", message) end
     local entries, messages = manifest.read(text, name, run_limited)
-    if not entries then return nil, {status = "INVALID", field = "manifest", offset = -1, text = messages} end
-    return entries
+    if not entries then return fail("INVALID", "manifest", "%s", messages) end
+    return manifest.expand(entries, rows)
 end
 
 function main.standalone(request)

@@ -7,6 +7,9 @@
     return list
 
   manifest.read(text, name, run) -> {{problem=, archs=, target=, schedule=, schedule_backward=, hint=, place=}, ...} or nil, messages
+  manifest.rows("sm_80,sm_90a")  -> rows of arch.lua, each once, or nil, message
+  manifest.expand(entries, rows) -> an entry for each arch of rows that it is for, with arch= in place of archs; one that is for none
+                                    of them comes once, without arch
 
 An entry is a problem text, or a table with the problem text first and any of the fields below. problem comes back canonical,
 archs by their names in arch.lua, nil where the entry is for all archs; place, `kernels.lua:4`, is for messages. All faults of a file
@@ -160,6 +163,39 @@ function manifest.read(text, name, run)
     end
     if messages[1] then return nil, table.concat(messages, "\n") end
     return entries
+end
+
+function manifest.rows(names)
+    local rows, seen = {}, {}
+    for name in (names .. ","):gmatch "(.-)," do
+        local row, message = arch.get(name)
+        if not row then return nil, message end
+        if row.name == "host" then return nil, "kernels of target host are compiled where they run, not ahead" end
+        if not seen[row] then rows[#rows + 1], seen[row] = row, true end
+    end
+    return rows
+end
+
+function manifest.expand(entries, rows)
+    local list = {}
+    for _, entry in ipairs(entries) do
+        local wanted, used = {}, false
+        for _, name in ipairs(entry.archs or {}) do wanted[name] = true end
+        local function add(name)
+            local copy = {}
+            for key, value in pairs(entry) do copy[key] = value end
+            copy.archs, copy.arch = nil, name
+            list[#list + 1] = copy
+        end
+        for _, row in ipairs(rows) do
+            if not entry.archs or wanted[row.name] then
+                add(row.name)
+                used = true
+            end
+        end
+        if not used then add(nil) end
+    end
+    return list
 end
 
 return manifest

@@ -374,7 +374,7 @@ typedef struct job {
     loom_error *error;
     loom_status status; /* of the answer; a raised error gives INTERNAL or MEMORY */
     const char *function;
-    const char *text, *name;
+    const char *text, *name, *archs;
     const loom__request *request;
     loom_pass pass;
     int reference, index;
@@ -853,7 +853,8 @@ static int read_manifest(lua_State *lua) {
     push_main(lua, j->context, "manifest");
     lua_pushstring(lua, j->text);
     lua_pushstring(lua, j->name);
-    if (!call_main(lua, j, 2)) return 0;
+    lua_pushstring(lua, j->archs);
+    if (!call_main(lua, j, 3)) return 0;
     int table = lua_gettop(lua);
     luaL_checktype(lua, table, LUA_TTABLE);
     manifest->num = (int32_t)luaL_len(lua, table);
@@ -863,16 +864,10 @@ static int read_manifest(lua_State *lua) {
         int row = push_row(lua, table, i);
         *e = (loom__manifest_entry){.place = text_field(lua, j, row, "place"),
                                     .problem = text_field(lua, j, row, "problem"),
+                                    .arch = optional_text(lua, j, row, "arch"),
                                     .target = optional_text(lua, j, row, "target"),
                                     .schedule = optional_text(lua, j, row, "schedule"),
-                                    .schedule_backward = optional_text(lua, j, row, "schedule_backward"),
-                                    .num_archs = list_field(lua, row, "archs")};
-        const char **archs = keep_bytes(lua, j, (size_t)e->num_archs * sizeof *archs);
-        for (int32_t a = 0; a < e->num_archs; a++) {
-            lua_geti(lua, row + 1, a + 1);
-            archs[a] = take_text(lua, j, "archs");
-        }
-        e->archs = archs;
+                                    .schedule_backward = optional_text(lua, j, row, "schedule_backward")};
         if (lua_getfield(lua, row, "hint") != LUA_TNIL) e->hint = take_shape(lua, lua_gettop(lua));
         lua_settop(lua, table);
     }
@@ -881,9 +876,15 @@ static int read_manifest(lua_State *lua) {
 }
 
 loom_status loom__generator_manifest(loom_context *context, const char *text, const char *name,
-                                     loom__arena *arena, loom__manifest *manifest, loom_error *error) {
-    job j = {
-        .context = context, .arena = arena, .error = error, .text = text, .name = name, .result = manifest};
+                                     const char *archs, loom__arena *arena, loom__manifest *manifest,
+                                     loom_error *error) {
+    job j = {.context = context,
+             .arena = arena,
+             .error = error,
+             .text = text,
+             .name = name,
+             .archs = archs,
+             .result = manifest};
     return run_job(context, read_manifest, &j);
 }
 

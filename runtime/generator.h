@@ -109,15 +109,14 @@ loom_status loom__generator_candidates(loom_context *context, const loom__reques
 
 /* -- Manifests ------------------------------------------------------------------------------------------- */
 
-/* Kernels wanted ahead of time, as gen/manifest.lua reads them. */
+/* A problem of a manifest for an arch, as gen/manifest.lua reads it. */
 typedef struct loom__manifest_entry {
     const char *place;   /* "kernels.lua:4", for messages */
     const char *problem; /* canonical */
+    const char *arch;    /* NULL: it is for none that was asked for */
     const char *target;  /* NULL: the best one for the arch */
     const char *schedule, *schedule_backward; /* NULL: the generator's choice */
     loom_shape hint;
-    int32_t num_archs; /* 0: all that are asked for */
-    const char *const *archs;
 } loom__manifest_entry;
 
 typedef struct loom__manifest {
@@ -125,9 +124,9 @@ typedef struct loom__manifest {
     const loom__manifest_entry *entries;
 } loom__manifest;
 
-/* Runs the text of a manifest within limits; `name` is that of its file in messages. INVALID with field
- * "manifest" and all that is wrong, a line each. */
-loom_status loom__generator_manifest(loom_context *context, const char *text, const char *name,
+/* Runs the text of a manifest within limits, for archs as in "sm_80,sm_90a"; `name` is that of its file in messages.
+ * INVALID with field "manifest" and all that is wrong, a line each, or with field "arch". */
+loom_status loom__generator_manifest(loom_context *context, const char *text, const char *name, const char *archs,
                                      loom__arena *arena, loom__manifest *manifest, loom_error *error);
 
 /* -- Texts for people ------------------------------------------------------------------------------------ */

@@ -966,19 +966,19 @@ static loom_status start_async(loom__construction *c, loom_error *error) {
     return LOOM_OK;
 }
 
-loom_status loom_plan_create(loom_context *context, const loom_plan_desc *desc, loom_plan **plan,
-                             loom_error *error) {
+/* A plan without kernels, with all that is known before these. Its construction holds on to the generator. */
+static loom_status begin(loom_context *context, const loom_plan_desc *desc, loom_plan **plan,
+                         loom_error *error) {
     LOOM_TRY(NULL, check_desc(context, desc, plan, error));
     loom_plan *made = context->memory.resize(context->memory.user, NULL, sizeof *made);
     if (!made) return loom__fail_memory(error);
     memset(made, 0, sizeof *made);
     made->context = context;
     made->arena.memory = &context->memory;
-    loom_status status = LOOM_OK;
     loom__construction *c = loom__arena_alloc(&made->arena, sizeof *c);
     if (!c) {
-        status = loom__fail_memory(error);
-        goto out;
+        loom_plan_destroy(made);
+        return loom__fail_memory(error);
     }
     made->construction = c;
     c->plan = made;
@@ -986,10 +986,23 @@ loom_status loom_plan_create(loom_context *context, const loom_plan_desc *desc, 
     c->no_compile = desc->flags & LOOM_NO_COMPILE;
     c->start = loom__now();
     loom__context_lock(context);
-    status = describe(c, desc, error);
+    loom_status status = describe(c, desc, error);
     if (status != LOOM_OK) loom__generator_release(context, &c->generated);
     loom__context_unlock(context);
-    if (status != LOOM_OK) goto out;
+    if (status == LOOM_OK)
+        *plan = made;
+    else
+        loom_plan_destroy(made);
+    return status;
+}
+
+loom_status loom_plan_create(loom_context *context, const loom_plan_desc *desc, loom_plan **plan,
+                             loom_error *error) {
+    loom_plan *made = NULL;
+    loom_status status = LOOM_OK;
+    if (plan) *plan = NULL;
+    LOOM_TRY(NULL, begin(context, desc, plan ? &made : NULL, error));
+    loom__construction *c = made->construction;
     if (desc->flags & LOOM_ASYNC) {
         status = start_async(c, error);
         if (status != LOOM_OK) loom__generator_release(context, &c->generated);
@@ -997,12 +1010,30 @@ loom_status loom_plan_create(loom_context *context, const loom_plan_desc *desc, 
         status = construct(c, error);
         if (status == LOOM_OK) atomic_store_explicit(&made->state, LOOM__PLAN_READY, memory_order_release);
     }
-    if (status != LOOM_OK) goto out;
-    *plan = made;
-    return LOOM_OK;
-out:
-    loom_plan_destroy(made);
+    if (status == LOOM_OK)
+        *plan = made;
+    else
+        loom_plan_destroy(made);
     return status;
+}
+
+loom_status loom__plan_survey(loom_context *context, const loom_plan_desc *desc, loom__arena *arena,
+                              loom__survey *survey, loom_error *error) {
+    loom_plan *plan = NULL;
+    LOOM_TRY(context, begin(context, desc, &plan, error));
+    loom__construction *c = plan->construction;
+    const char *target = plan->texts[LOOM_TEXT_TARGET], *arch = plan->texts[LOOM_TEXT_ARCH];
+    *survey = (loom__survey){.target = loom__arena_copy(arena, target, strlen(target)),
+                             .arch = loom__arena_copy(arena, arch, strlen(arch)),
+                             .num_kernels = plan->num_kernels};
+    for (int32_t i = 0; i < plan->num_kernels; i++) {
+        build *b = &c->builds[i];
+        survey->num_found +=
+            b->pack || loom__cache_load(context, b->slug, b->key, plan->host, &plan->arena, &b->entry);
+    }
+    loom__generator_release(context, &c->generated);
+    loom_plan_destroy(plan);
+    return survey->target && survey->arch ? LOOM_OK : loom__fail_memory(error);
 }
 
 loom_status loom__plan_fail_unready(const loom_plan *plan, loom_error *error) {

@@ -149,6 +149,16 @@ struct loom_plan {
     loom__plan_pass passes[2]; /* by loom_pass */
 };
 
+/* What a plan would find and what it would have to compile here. Texts in the arena. */
+typedef struct loom__survey {
+    const char *target, *arch;
+    int32_t num_kernels, num_found; /* the latter in packs or the cache */
+} loom__survey;
+
+/* Looks without compiling or loading; errors are those of loom_plan_create. */
+loom_status loom__plan_survey(loom_context *context, const loom_plan_desc *desc, loom__arena *arena,
+                              loom__survey *survey, loom_error *error);
+
 static inline bool loom__plan_is_ready(const loom_plan *plan) {
     return atomic_load_explicit(&plan->state, memory_order_acquire) == LOOM__PLAN_READY;
 }

@@ -32,6 +32,18 @@ return list
     assert(table.concat(last.archs, " ") == "sm_80 sm_90" and last.hint.seq_k == 7 and last.hint.batch == 0)
 end
 
+function tests.entries_are_for_each_arch()
+    local entries = assert(read 'return {"bf16 d=64", {"bf16 d=80", archs = {"sm_90"}}, {"bf16 d=96", archs = {"sm_120"}}}')
+    local list, text = manifest.expand(entries, assert(manifest.rows "80,sm_90a,sm_90")), {}
+    for i, entry in ipairs(list) do text[i] = entry.problem .. " " .. tostring(entry.arch) end
+    text = table.concat(text, "; ")
+    assert(text == "bf16 d=64 sm_80; bf16 d=64 sm_90; bf16 d=80 sm_90; bf16 d=96 nil", text)
+    for names, words in pairs {["sm_80,"] = "arch '' is not known", ["sm_8"] = "'sm_8'", host = "where they run"} do
+        local rows, message = manifest.rows(names)
+        assert(not rows and message:find(words, 1, true), message)
+    end
+end
+
 -- Texts put together in several places are told apart by their number alone.
 function tests.places_that_are_not_known_are_not_guessed()
     local entries = assert(read [[
