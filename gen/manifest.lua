@@ -11,7 +11,7 @@
   manifest.expand(entries, rows) -> an entry for each arch of rows that it is for, with arch= in place of archs; one that is for none
                                     of them comes once, without arch
 
-An entry is a problem text, or a table with the problem text first and any of the fields below. problem comes back canonical,
+An entry is a problem text, or a table with the problem text first and any of the fields below. problem comes back as written,
 archs by their names in arch.lua, nil where the entry is for all archs; place, `kernels.lua:4`, is for messages. All faults of a file
 are told at once, a line each. The file sees the names below and no others; `run(chunk)` calls it within limits and returns what
 pcall does. Called by main. ]]
@@ -113,7 +113,7 @@ local function read_entry(entry, report)
     end
     local p, errors = problem_text.parse(problem)
     if not p then return report(problem, errors[1].field, problem_text.format_errors(problem, errors)) end
-    local result = {problem = p.text}
+    local result = {problem = problem}
     if type(entry) == "string" then return result end
     local unknown = {}
     for name in pairs(entry) do

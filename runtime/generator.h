@@ -112,7 +112,7 @@ loom_status loom__generator_candidates(loom_context *context, const loom__reques
 /* A problem of a manifest for an arch, as gen/manifest.lua reads it. */
 typedef struct loom__manifest_entry {
     const char *place;   /* "kernels.lua:4", for messages */
-    const char *problem; /* canonical */
+    const char *problem; /* as written, without errors */
     const char *arch;    /* NULL: it is for none that was asked for */
     const char *target;  /* NULL: the best one for the arch */
     const char *schedule, *schedule_backward; /* NULL: the generator's choice */

@@ -7,7 +7,6 @@
 #include <string.h>
 
 #include "device.h"
-#include "generator.h"
 
 static const char FAMILY[] = "attnloom pack", FORMAT_VERSION[] = "1";
 
@@ -44,9 +43,9 @@ static const char *list_archs(loom__arena *arena, const loom__pack_kernel *kerne
     return list;
 }
 
-/* The lines before the kernels, but for the format and the digest. */
-static loom_status print_head(loom_context *context, const loom__pack_kernel *kernels, int32_t num_kernels,
-                              loom__arena *arena, const char **head, loom_error *error) {
+/* The lines before plans and kernels, but for the format and the digest. */
+static loom_status print_head(loom_context *context, int32_t num_plans, const loom__pack_kernel *kernels,
+                              int32_t num_kernels, loom__arena *arena, const char **head, loom_error *error) {
     int32_t grammar = 0, major = 0, minor = 0;
     char generator[33];
     LOOM_TRY(context, loom__generator_digest(context, generator, error));
@@ -56,13 +55,12 @@ static loom_status print_head(loom_context *context, const loom__pack_kernel *ke
                           kernels[0].entry.compiler);
     }
     const char *archs = list_archs(arena, kernels, num_kernels);
-    *head = archs
-                ? loom__arena_print(arena,
-                                    "library %d.%d.%d\ngrammar %d\ngenerator %s\ntoolkit %d.%d\ndriver %d.0\n"
-                                    "archs%s\nkernels %d\n",
-                                    LOOM_VERSION_MAJOR, LOOM_VERSION_MINOR, LOOM_VERSION_PATCH, grammar,
-                                    generator, major, minor, major, archs, num_kernels)
-                : NULL;
+    if (!archs) return loom__fail_memory(error);
+    *head = loom__arena_print(arena,
+                              "library %d.%d.%d\ngrammar %d\ngenerator %s\ntoolkit %d.%d\ndriver %d.0\n"
+                              "archs%s\nplans %d\nkernels %d\n",
+                              LOOM_VERSION_MAJOR, LOOM_VERSION_MINOR, LOOM_VERSION_PATCH, grammar, generator,
+                              major, minor, major, archs, num_plans, num_kernels);
     return *head ? LOOM_OK : loom__fail_memory(error);
 }
 
@@ -87,30 +85,52 @@ loom__pack_kernel loom__pack_take(const loom_kernel *kernel) {
                                          .threads = kernel->threads}};
 }
 
-loom_status loom__pack_print(loom_context *context, loom__pack_kernel *kernels, int32_t num_kernels,
-                             loom__arena *arena, const char **bytes, size_t *num_bytes, loom_error *error) {
+/* All text behind the digest, as a list of pieces: the head, plans, kernels. */
+static loom_status print_text(loom_context *context, const char *const *plans, int32_t num_plans,
+                              const loom__pack_kernel *kernels, int32_t num_kernels, loom__arena *arena,
+                              const char ***pieces, int32_t *num_pieces, loom_error *error) {
+    const char **list = loom__arena_alloc(arena, (size_t)(1 + num_plans + num_kernels) * sizeof *list);
     int32_t num = 0;
+    if (!list) return loom__fail_memory(error);
+    LOOM_TRY(context, print_head(context, num_plans, kernels, num_kernels, arena, &list[num++], error));
+    for (int32_t i = 0; i < num_plans; i++) {
+        list[num] = loom__arena_print(arena, "plan %zu\n%s", strlen(plans[i]), plans[i]);
+        if (!list[num++]) return loom__fail_memory(error);
+    }
+    for (int32_t i = 0; i < num_kernels; i++) {
+        list[num] = print_kernel(arena, &kernels[i]);
+        if (!list[num++]) return loom__fail_memory(error);
+    }
+    *pieces = list;
+    *num_pieces = num;
+    return LOOM_OK;
+}
+
+loom_status loom__pack_print(loom_context *context, const char **plans, int32_t num_plans,
+                             loom__pack_kernel *kernels, int32_t num_kernels, loom__arena *arena,
+                             const char **bytes, size_t *num_bytes, loom_error *error) {
+    int32_t num = 0, unique_plans = 0, num_pieces = 0;
+    const char **pieces = NULL;
     qsort(kernels, (size_t)num_kernels, sizeof *kernels, by_key);
     for (int32_t i = 0; i < num_kernels; i++) {
         if (!num || strcmp(kernels[i].key, kernels[num - 1].key)) kernels[num++] = kernels[i];
     }
-    const char *head = NULL, **texts = loom__arena_alloc(arena, (size_t)num * sizeof *texts);
-    if (!texts) return loom__fail_memory(error);
-    LOOM_TRY(context, print_head(context, kernels, num, arena, &head, error));
-    size_t text_bytes = strlen(head), binary_bytes = 0;
-    for (int32_t i = 0; i < num; i++) {
-        texts[i] = print_kernel(arena, &kernels[i]);
-        if (!texts[i]) return loom__fail_memory(error);
-        text_bytes += strlen(texts[i]);
-        binary_bytes += aligned(kernels[i].entry.binary_bytes);
+    qsort(plans, (size_t)num_plans, sizeof *plans, by_text);
+    for (int32_t i = 0; i < num_plans; i++) {
+        if (!unique_plans || strcmp(plans[i], plans[unique_plans - 1])) plans[unique_plans++] = plans[i];
     }
+    LOOM_TRY(context,
+             print_text(context, plans, unique_plans, kernels, num, arena, &pieces, &num_pieces, error));
+    size_t text_bytes = 0, binary_bytes = 0;
+    for (int32_t i = 0; i < num_pieces; i++) text_bytes += strlen(pieces[i]);
+    for (int32_t i = 0; i < num; i++) binary_bytes += aligned(kernels[i].entry.binary_bytes);
     enum { DIGEST_LINE = sizeof "digest \n" - 1 + 32 };
     size_t front_bytes = strlen(FAMILY) + 1 + strlen(FORMAT_VERSION) + 1 + DIGEST_LINE;
     *num_bytes = aligned(front_bytes + text_bytes) + binary_bytes;
     char *made = loom__arena_alloc(arena, *num_bytes + 1), digest[33];
     if (!made) return loom__fail_memory(error);
-    char *end = stpcpy(made + front_bytes, head);
-    for (int32_t i = 0; i < num; i++) end = stpcpy(end, texts[i]);
+    char *end = made + front_bytes;
+    for (int32_t i = 0; i < num_pieces; i++) end = stpcpy(end, pieces[i]);
     loom__digest(made + front_bytes, text_bytes, digest);
     const char *front = loom__arena_print(arena, "%s %s\ndigest %s\n", FAMILY, FORMAT_VERSION, digest);
     if (!front) return loom__fail_memory(error);
@@ -176,6 +196,13 @@ static loom_status refuse(const rest *r, const char *fault, loom_error *error) {
     return loom__fail(error, LOOM_INVALID, "pack", "%s: %s", r->name, fault);
 }
 
+/* The number on the line "name number", 1 to most; 0: it does not come next. */
+static int32_t take_count(rest *r, const char *name, int32_t most) {
+    const char *value = take_line(r, name);
+    long number = value ? strtol(value, NULL, 10) : 0;
+    return number < 1 || number > most ? 0 : (int32_t)number;
+}
+
 static loom_status read_head(rest *r, loom__pack *pack, loom_error *error) {
     pack->library = take_line(r, "library");
     const char *grammar = take_line(r, "grammar");
@@ -183,14 +210,25 @@ static loom_status read_head(rest *r, loom__pack *pack, loom_error *error) {
     pack->toolkit = take_line(r, "toolkit");
     pack->driver = take_line(r, "driver");
     pack->archs = take_line(r, "archs");
-    const char *kernels = take_line(r, "kernels");
-    bool whole = pack->library && grammar && pack->generator && pack->toolkit && pack->driver &&
-                 pack->archs && kernels;
-    long num_kernels = whole ? strtol(kernels, NULL, 10) : 0;
-    if (num_kernels < 1 || num_kernels > MAX_KERNELS)
+    pack->num_plans = take_count(r, "plans", MAX_KERNELS);
+    pack->num_kernels = take_count(r, "kernels", MAX_KERNELS);
+    if (!pack->library || !grammar || !pack->generator || !pack->toolkit || !pack->driver || !pack->archs ||
+        !pack->num_plans || !pack->num_kernels)
         return refuse(r, "the pack is damaged: its first lines cannot be read", error);
     pack->grammar = (int32_t)strtol(grammar, NULL, 10);
-    pack->num_kernels = (int32_t)num_kernels;
+    return LOOM_OK;
+}
+
+static loom_status read_plans(rest *r, loom__pack *pack, loom_error *error) {
+    const char **plans = loom__arena_alloc(r->arena, (size_t)pack->num_plans * sizeof *plans);
+    if (!plans) return loom__fail_memory(error);
+    for (int32_t i = 0; i < pack->num_plans; i++) {
+        size_t bytes = (size_t)take_count(r, "plan", INT32_MAX);
+        const char *record = bytes ? take_bytes(r, bytes) : NULL;
+        plans[i] = record ? copy(r, record, bytes) : NULL;
+        if (!plans[i]) return refuse(r, "the pack is cut short or damaged", error);
+    }
+    pack->plans = plans;
     return LOOM_OK;
 }
 
@@ -257,6 +295,7 @@ loom_status loom__pack_read(loom__arena *arena, const char *name, const void *by
     const char *digest = take_line(&r, "digest"), *text = r.at;
     if (!digest) return refuse(&r, "the pack is damaged: its first lines cannot be read", error);
     LOOM_TRY(NULL, read_head(&r, pack, error));
+    LOOM_TRY(NULL, read_plans(&r, pack, error));
     return read_kernels(&r, bytes, text, digest, pack, error);
 }
 
@@ -265,16 +304,17 @@ loom_status loom__pack_read(loom__arena *arena, const char *name, const void *by
 /* Whether this library, and the driver if there is one, take the kernels. */
 static loom_status check_fit(loom_context *context, const loom__pack *pack, loom_error *error) {
     static const struct { int32_t cuda, driver; } DRIVERS[] = {{12, 525}, {13, 580}};
-    char generator[33], needs[32] = "";
+    char generator[33], library[32], needs[32] = "";
     int32_t version = 0, major = (int32_t)strtol(pack->driver, NULL, 10);
     LOOM_TRY(context, loom__generator_digest(context, generator, error));
-    if (strcmp(generator, pack->generator)) {
-        return loom__fail(
-            error, LOOM_INVALID, "pack",
-            "%s: its kernels are of generator %s (library %s), this library has %s (%d.%d.%d): make the "
-            "pack again with the `attnloom pack` of this library",
-            pack->name, pack->generator, pack->library, generator, LOOM_VERSION_MAJOR, LOOM_VERSION_MINOR,
-            LOOM_VERSION_PATCH);
+    snprintf(library, sizeof library, "%d.%d.%d", LOOM_VERSION_MAJOR, LOOM_VERSION_MINOR, LOOM_VERSION_PATCH);
+    if ((*generator && strcmp(generator, pack->generator)) || strcmp(library, pack->library)) {
+        return loom__fail(error, LOOM_INVALID, "pack",
+                          "%s: its kernels are of library %s, generator %s; this library is %s, its "
+                          "generator %s: make the pack again with "
+                          "the `attnloom pack` of this library",
+                          pack->name, pack->library, pack->generator, library,
+                          *generator ? generator : "any");
     }
     if (loom__driver_version(context, &version, NULL) != LOOM_OK || version / 1000 >= major) return LOOM_OK;
     for (size_t i = 0; i < sizeof DRIVERS / sizeof DRIVERS[0]; i++) {
@@ -333,4 +373,33 @@ const loom__pack_kernel *loom__pack_find(const loom_context *context, const char
         }
     }
     return NULL;
+}
+
+const char *loom__manifest_line(loom__arena *arena, const loom__request *request, const char *problem,
+                                const char *arch) {
+    const struct {
+        const char *name, *value;
+    } texts[] = {{"target", request->target},
+                 {"schedule", request->schedule},
+                 {"schedule_backward", request->schedule_backward}};
+    const struct {
+        const char *name;
+        int64_t value;
+    } sizes[] = {{"batch", request->hint.batch},
+                 {"heads_q", request->hint.heads_q},
+                 {"heads_kv", request->hint.heads_kv},
+                 {"seq_q", request->hint.seq_q},
+                 {"seq_k", request->hint.seq_k}};
+    const char *line = loom__arena_print(arena, "{\"%s\", archs = {\"%s\"}", problem, arch), *hint = "";
+    for (size_t i = 0; line && i < sizeof texts / sizeof texts[0]; i++) {
+        if (texts[i].value)
+            line = loom__arena_print(arena, "%s, %s = \"%s\"", line, texts[i].name, texts[i].value);
+    }
+    for (size_t i = 0; hint && i < sizeof sizes / sizeof sizes[0]; i++) {
+        if (sizes[i].value)
+            hint = loom__arena_print(arena, "%s%s%s = %lld", hint, *hint ? ", " : "", sizes[i].name,
+                                     (long long)sizes[i].value);
+    }
+    if (!line || !hint) return NULL;
+    return loom__arena_print(arena, *hint ? "%s, hint = {%s}}," : "%s%s},", line, hint);
 }

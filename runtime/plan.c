@@ -20,6 +20,7 @@
 #include "cache.h"
 #include "compile.h"
 #include "pack.h"
+#include "record.h"
 
 /* -- Checking the description ---------------------------------------------------------------------------- */
 
@@ -638,7 +639,9 @@ struct loom__construction {
     loom__generated generated;
     build *builds;                    /* one a kernel */
     int32_t num_missing;              /* in packs */
-    const char *manifest;             /* entry that asks for the same kernels */
+    const char *manifest_line;        /* that asks for the same kernels */
+    const char *written;              /* the problem as it was given */
+    loom_shape hint;
     const loom__toolchain *toolchain; /* NULL while no kernel is missing */
     bool no_compile;
     double start;
@@ -694,7 +697,7 @@ static loom_status fail_missing(const loom__construction *c, const build *first,
                       schedule ? schedule : "", plan->kernels[first->index].arch,
                       plan->texts[LOOM_TEXT_PROBLEM],
                       plan->host ? "" : "\nThis entry of a manifest has them built by `attnloom pack`:\n    ",
-                      plan->host ? "" : c->manifest);
+                      plan->host ? "" : c->manifest_line);
 }
 
 static loom_status build_kernels(loom__construction *c, loom_error *error) {
@@ -831,38 +834,6 @@ static loom_status find_toolchain(loom__construction *c, loom_error *error) {
     return fail_missing(c, first, c->num_missing, "which cannot be asked without NVRTC", error);
 }
 
-/* The entry of a manifest that asks for what `desc` asks for. */
-static const char *print_manifest_entry(loom__arena *arena, const loom_plan_desc *desc,
-                                        const loom__request *request, const loom__generated *generated) {
-    const struct {
-        const char *name, *value;
-    } texts[] = {{"target", desc->target},
-                 {"schedule", request->schedule},
-                 {"schedule_backward", request->schedule_backward}};
-    const struct {
-        const char *name;
-        int64_t value;
-    } sizes[] = {{"batch", desc->hint.batch},
-                 {"heads_q", desc->hint.heads_q},
-                 {"heads_kv", desc->hint.heads_kv},
-                 {"seq_q", desc->hint.seq_q},
-                 {"seq_k", desc->hint.seq_k}};
-    const char *line =
-        loom__arena_print(arena, "{\"%s\", archs = {\"%s\"}", generated->problem, generated->arch);
-    for (size_t i = 0; line && i < sizeof texts / sizeof texts[0]; i++) {
-        if (texts[i].value)
-            line = loom__arena_print(arena, "%s, %s = \"%s\"", line, texts[i].name, texts[i].value);
-    }
-    const char *hint = "";
-    for (size_t i = 0; hint && i < sizeof sizes / sizeof sizes[0]; i++) {
-        if (sizes[i].value)
-            hint = loom__arena_print(arena, "%s%s%s = %lld", hint, *hint ? ", " : "", sizes[i].name,
-                                     (long long)sizes[i].value);
-    }
-    if (!line || !hint) return NULL;
-    return loom__arena_print(arena, *hint ? "%s, hint = {%s}}," : "%s%s},", line, hint);
-}
-
 /* -- Plans ----------------------------------------------------------------------------------------------- */
 
 static loom_status keep_text(loom_plan *plan, loom_text which, const char *text, loom_error *error) {
@@ -894,11 +865,16 @@ static loom_status describe(loom__construction *c, const loom_plan_desc *desc, l
     loom__request request;
     LOOM_TRY(context, make_request(context, desc, &request, &plan->device, error));
     LOOM_TRY(context, loom__problem_query(context, desc->problem, &plan->arena, &c->info, error));
-    LOOM_TRY(context, loom__generator_plan(context, &request, &plan->arena, generated, error));
-    c->manifest = print_manifest_entry(&plan->arena, desc, &request, generated);
-    if (!c->manifest) return loom__fail_memory(error);
-    LOOM_TRY(context, look_into_packs(c, error));
-    if (c->num_missing && plan->device) LOOM_TRY(context, take_older_arch(c, &request, error));
+    loom_status found = loom__generator_plan(context, &request, &plan->arena, generated, error);
+    if (found != LOOM_OK && found != LOOM_NOT_FOUND) return found;
+    if (found == LOOM_OK) LOOM_TRY(context, look_into_packs(c, error));
+    if ((found == LOOM_NOT_FOUND || c->num_missing) && plan->device)
+        LOOM_TRY(context, take_older_arch(c, &request, error));
+    if (!generated->num_kernels) return found;
+    c->manifest_line = loom__manifest_line(&plan->arena, &request, generated->problem, generated->arch);
+    c->written = loom__arena_copy(&plan->arena, desc->problem, strlen(desc->problem));
+    if (!c->manifest_line || !c->written) return loom__fail_memory(error);
+    c->hint = desc->hint;
     plan->driver = context->driver;
     plan->d = c->info.d;
     plan->dv = c->info.dv;
@@ -1017,13 +993,22 @@ loom_status loom_plan_create(loom_context *context, const loom_plan_desc *desc, 
     return status;
 }
 
+const char *loom__plan_record(const loom_plan *plan, loom__arena *arena) {
+    const loom__construction *c = plan->construction;
+    loom__record record = {
+        .written = c->written, .hint = c->hint, .info = c->info, .generated = c->generated};
+    return loom__record_print(arena, &record);
+}
+
 loom_status loom__plan_survey(loom_context *context, const loom_plan_desc *desc, loom__arena *arena,
                               loom__survey *survey, loom_error *error) {
     loom_plan *plan = NULL;
     LOOM_TRY(context, begin(context, desc, &plan, error));
     loom__construction *c = plan->construction;
-    const char *target = plan->texts[LOOM_TEXT_TARGET], *arch = plan->texts[LOOM_TEXT_ARCH];
-    *survey = (loom__survey){.target = loom__arena_copy(arena, target, strlen(target)),
+    const char *problem = plan->texts[LOOM_TEXT_PROBLEM], *target = plan->texts[LOOM_TEXT_TARGET];
+    const char *arch = plan->texts[LOOM_TEXT_ARCH];
+    *survey = (loom__survey){.problem = loom__arena_copy(arena, problem, strlen(problem)),
+                             .target = loom__arena_copy(arena, target, strlen(target)),
                              .arch = loom__arena_copy(arena, arch, strlen(arch)),
                              .num_kernels = plan->num_kernels};
     for (int32_t i = 0; i < plan->num_kernels; i++) {
@@ -1033,7 +1018,7 @@ loom_status loom__plan_survey(loom_context *context, const loom_plan_desc *desc,
     }
     loom__generator_release(context, &c->generated);
     loom_plan_destroy(plan);
-    return survey->target && survey->arch ? LOOM_OK : loom__fail_memory(error);
+    return survey->problem && survey->target && survey->arch ? LOOM_OK : loom__fail_memory(error);
 }
 
 loom_status loom__plan_fail_unready(const loom_plan *plan, loom_error *error) {

@@ -149,9 +149,12 @@ struct loom_plan {
     loom__plan_pass passes[2]; /* by loom_pass */
 };
 
+/* The plan as a pack keeps it, see record.h; NULL: out of memory. */
+const char *loom__plan_record(const loom_plan *plan, loom__arena *arena);
+
 /* What a plan would find and what it would have to compile here. Texts in the arena. */
 typedef struct loom__survey {
-    const char *target, *arch;
+    const char *problem, *target, *arch;
     int32_t num_kernels, num_found; /* the latter in packs or the cache */
 } loom__survey;
 

@@ -1,8 +1,9 @@
 # Installs the package into a folder of its own, builds examples/packed outside of the source tree against it, by
-# find_package and by pkg-config, and runs what comes out. Without NVRTC a stand-in makes the kernels, which are then no
+# find_package and by pkg-config, and runs what comes out; then the same program with a library that takes kernels from
+# packs alone. Without NVRTC a stand-in makes the kernels, which are then no
 # code but take the same way.
 #
-#   cmake -DSOURCE= -DBUILD= -DGENERATOR= -DC_COMPILER= -DC_FLAGS= -DNVRTC_STAND_IN= -P install.cmake
+#   cmake -DSOURCE= -DBUILD= -DGENERATOR= -DC_COMPILER= -DC_FLAGS= -DNM= -DNVRTC_STAND_IN= -P install.cmake
 set(work ${BUILD}/tests/install)
 file(REMOVE_RECURSE ${work})
 file(MAKE_DIRECTORY ${work})
@@ -35,9 +36,10 @@ file(COPY ${SOURCE}/examples/packed DESTINATION ${work})
 run(${CMAKE_COMMAND} -G ${GENERATOR} -S packed -B built -DCMAKE_PREFIX_PATH=${work}/moved -DCMAKE_C_COMPILER=${C_COMPILER}
     "-DCMAKE_C_FLAGS=-Wall -Wextra -Werror -pedantic ${C_FLAGS}")
 run(${CMAKE_COMMAND} --build built)
-run(${CMAKE_COMMAND} -E env --unset=LOOM_NVRTC_DIR built/packed)
+set(without ${CMAKE_COMMAND} -E env --unset=LOOM_NVRTC_DIR)
+run(${without} built/packed)
 expect(" from kernels: ")
-run(${CMAKE_COMMAND} -E env --unset=LOOM_NVRTC_DIR built/packed built/kernels.pack)
+run(${without} built/packed built/kernels.pack)
 expect(" from built/kernels.pack: ")
 run(moved/bin/attnloom pack list built/kernels.pack)
 expect("archs \"sm_80 sm_90 sm_90a\"")
@@ -60,19 +62,37 @@ if(result EQUAL 0)
 endif()
 expect("kernels.lua:2: entry 1, \"bf16 d=7\": problem.d")
 
-find_program(PKG_CONFIG pkg-config)
-if(NOT PKG_CONFIG)
-    message(STATUS "pkg-config is not here: attnloom.pc was not tried")
-    return()
-endif()
-file(GLOB_RECURSE pc ${work}/moved/*/attnloom.pc)
-get_filename_component(folder "${pc}" DIRECTORY)
-set(ENV{PKG_CONFIG_PATH} ${folder})
-run(${PKG_CONFIG} --cflags --libs attnloom)
-separate_arguments(options UNIX_COMMAND "${text} ${C_FLAGS}")
 file(COPY ${SOURCE}/examples/packed/kernels.lua DESTINATION ${work}/packed)
 run(moved/bin/attnloom pack packed/kernels.lua --arch 80,90 --embed -o kernels.c)
-run(${C_COMPILER} packed/packed.c kernels.c -o by_pkg_config ${options})
-get_filename_component(library ${folder} DIRECTORY)
-run(${CMAKE_COMMAND} -E env --unset=LOOM_NVRTC_DIR LD_LIBRARY_PATH=${library} ./by_pkg_config)
+find_program(PKG_CONFIG pkg-config)
+if(PKG_CONFIG)
+    file(GLOB_RECURSE pc ${work}/moved/*/attnloom.pc)
+    get_filename_component(folder "${pc}" DIRECTORY)
+    get_filename_component(library ${folder} DIRECTORY)
+    set(ENV{PKG_CONFIG_PATH} ${folder})
+    run(${PKG_CONFIG} --cflags --libs attnloom)
+    separate_arguments(options UNIX_COMMAND "${text} ${C_FLAGS}")
+    run(${C_COMPILER} packed/packed.c kernels.c -o by_pkg_config ${options})
+    run(${without} LD_LIBRARY_PATH=${library} ./by_pkg_config)
+    expect(" from kernels: ")
+else()
+    message(STATUS "pkg-config is not here: attnloom.pc was not tried")
+endif()
+
+# Without Lua and compilers.
+set(MOST_BYTES 300000)
+run(${CMAKE_COMMAND} -G ${GENERATOR} -S ${SOURCE} -B only -DATTNLOOM_RUNTIME_ONLY=ON -DCMAKE_BUILD_TYPE=Release
+    -DCMAKE_INSTALL_PREFIX=${work}/small -DCMAKE_INSTALL_LIBDIR=lib -DCMAKE_C_COMPILER=${C_COMPILER})
+run(${CMAKE_COMMAND} --build only)
+run(${CMAKE_COMMAND} --install only --strip)
+run(${CMAKE_COMMAND} -DNM=${NM} -DLIBRARY=small/lib/libattnloom.so -DLIST=${SOURCE}/cmake/symbols.txt
+    -P ${SOURCE}/cmake/check_symbols.cmake)
+file(REAL_PATH ${work}/small/lib/libattnloom.so library)
+file(SIZE ${library} bytes)
+message(STATUS "the library without generator and compilers has ${bytes} bytes")
+if(bytes GREATER MOST_BYTES)
+    message(FATAL_ERROR "${library} has ${bytes} bytes, at most ${MOST_BYTES} are wanted")
+endif()
+run(${C_COMPILER} packed/packed.c kernels.c -o with_packs_only -Ismall/include -Lsmall/lib -lattnloom)
+run(${CMAKE_COMMAND} -E env LD_LIBRARY_PATH=${work}/small/lib ./with_packs_only)
 expect(" from kernels: ")

@@ -2,76 +2,11 @@
  * a table of functions. A library with the interface of NVRTC stands in for it. */
 #include "runtime_rig.h"
 
-#include "device.h"
+#include "device_rig.h"
 #include "generator.h"
 #include "pack.h"
-
-/* -- A driver whose devices are told by a test ----------------------------------------------------------- */
-
-static struct fake {
-    int version, major, minor, smem_bytes;
-    int loaded; /* modules */
-    bool refuses;
-} fake;
-
-static int f_init(unsigned flags) { return (int)flags; }
-static int f_version(int *version) { return *version = fake.version, 0; }
-static int f_count(int *count) { return *count = 1, 0; }
-static int f_get(int *device, int ordinal) { return *device = ordinal, 0; }
-static int f_name(char *name, int capacity, int device) {
-    return snprintf(name, (size_t)capacity, "Test %d", device) < 0;
-}
-static int f_attribute(int *value, int attribute, int device) {
-    *value = attribute == 75   ? fake.major
-             : attribute == 76 ? fake.minor
-             : attribute == 97 ? fake.smem_bytes
-                               : 100;
-    return device;
-}
-static int f_memory(size_t *bytes, int device) { return *bytes = 1 << 30, device; }
-static int f_error(int result, const char **name) { return *name = "CUDA_ERROR_INVALID_IMAGE", result < 0; }
-static int f_retain(loom__cuda_handle *context, int device) { return *context = &fake, device; }
-static int f_release(int device) { return device; }
-static int f_push(loom__cuda_handle context) { return context != &fake; }
-static int f_pop(loom__cuda_handle *context) { return *context = &fake, 0; }
-static int f_load(loom__cuda_handle *module, const void *image) {
-    if (fake.refuses) return 200;
-    fake.loaded++;
-    return *module = (loom__cuda_handle)(uintptr_t)image, 0;
-}
-static int f_unload(loom__cuda_handle module) { return fake.loaded--, module == NULL; }
-static int f_function(loom__cuda_handle *function, loom__cuda_handle module, const char *name) {
-    *function = (loom__cuda_handle)(uintptr_t)name;
-    return !strstr(module, name); /* the stand-in's binary is its source */
-}
-static int f_set(loom__cuda_handle function, int attribute, int value) {
-    return !function || attribute < 0 || value < 0;
-}
-
-static const loom__driver_api DRIVER = {.init = f_init,
-                                        .driver_version = f_version,
-                                        .device_count = f_count,
-                                        .device_get = f_get,
-                                        .device_name = f_name,
-                                        .device_attribute = f_attribute,
-                                        .device_memory = f_memory,
-                                        .error_name = f_error,
-                                        .primary_retain = f_retain,
-                                        .primary_release = f_release,
-                                        .context_push = f_push,
-                                        .context_pop = f_pop,
-                                        .module_load = f_load,
-                                        .module_unload = f_unload,
-                                        .module_function = f_function,
-                                        .function_set = f_set};
-
-/* A context with a device of that compute capability. */
-static loom_context *context_for(int major, int minor) {
-    static const loom__hooks HOOKS = {.driver = &DRIVER};
-    fake = (struct fake){.version = 12040, .major = major, .minor = minor, .smem_bytes = 100000};
-    setenv("LOOM_NVRTC_DIR", rig_nvrtc(), 1);
-    return rig_context(&HOOKS);
-}
+#include "plan.h"
+#include "record.h"
 
 static loom_status plan_on_device(loom_context *context, const char *problem, uint32_t flags,
                                   loom_plan **plan, loom_error *error) {
@@ -94,8 +29,9 @@ static char *make_pack(const wanted *list, size_t *num_bytes) {
     loom_context *context = context_for(9, 0);
     loom__arena arena = {&context->memory, NULL};
     loom_plan *plans[MAX_WANTED] = {NULL};
+    const char *records[MAX_WANTED];
     loom__pack_kernel kernels[MAX_PACK_KERNELS];
-    int32_t num_kernels = 0;
+    int32_t num_records = 0, num_kernels = 0;
     loom_error error = LOOM_ERROR_INIT;
     for (int i = 0; list[i].problem; i++) {
         loom_plan_desc desc = LOOM_PLAN_DESC_INIT;
@@ -103,13 +39,15 @@ static char *make_pack(const wanted *list, size_t *num_bytes) {
         desc.arch = list[i].arch;
         desc.device = LOOM_DEVICE_NONE;
         assert_ok(error, loom_plan_create(context, &desc, &plans[i], &error));
+        records[num_records++] = loom__plan_record(plans[i], &arena);
         for (int32_t k = 0; k < loom_plan_num_kernels(plans[i]); k++) {
             loom_kernel kernel = rig_kernel(plans[i], k);
             kernels[num_kernels++] = loom__pack_take(&kernel);
         }
     }
     const char *bytes = NULL;
-    assert_ok(error, loom__pack_print(context, kernels, num_kernels, &arena, &bytes, num_bytes, &error));
+    assert_ok(error, loom__pack_print(context, records, num_records, kernels, num_kernels, &arena, &bytes,
+                                      num_bytes, &error));
     char *copy = malloc(*num_bytes);
     memcpy(copy, bytes, *num_bytes);
     for (int i = 0; i < MAX_WANTED; i++) loom_plan_destroy(plans[i]);
@@ -156,6 +94,7 @@ static void test_what_is_written_is_read(void **state) {
     assert_string_equal(pack.toolkit, "12.4");
     assert_string_equal(pack.driver, "12.0");
     assert_string_equal(pack.archs, "sm_80 sm_90");
+    assert_int_equal(pack.num_plans, 2);
     assert_int_equal(pack.num_kernels, 4 + 2);
     for (int32_t i = 0; i < pack.num_kernels; i++) {
         const loom__pack_kernel *k = &pack.kernels[i];
@@ -180,7 +119,7 @@ static void test_bytes_are_stable(void **state) {
     (void)state;
     static const wanted ONE[] = {{"bf16 backward", "sm_90"}, {"bf16 aligned", "sm_80"}, {NULL, NULL}};
     static const wanted OTHER[] = {
-        {"bf16 aligned", "sm_80"}, {"backward bf16", "sm_90"}, {"bf16 aligned", "sm_80"}, {NULL, NULL}};
+        {"bf16 aligned", "sm_80"}, {"bf16 backward", "sm_90"}, {"bf16 aligned", "sm_80"}, {NULL, NULL}};
     size_t num_bytes = 0, num_again = 0, num_fresh = 0;
     char *bytes = make_pack(ONE, &num_bytes), *again = make_pack(OTHER, &num_again);
     rig_remove_tree(rig_path("cache"));
@@ -192,6 +131,67 @@ static void test_bytes_are_stable(void **state) {
     free(bytes);
     free(again);
     free(fresh);
+}
+
+static bool same_text(const char *a, const char *b) { return a == b || (a && b && strcmp(a, b) == 0); }
+
+/* What a library without generator reads of a plan is what the generator said. */
+static void test_records(void **state) {
+    (void)state;
+    static const char *const PROBLEMS[] = {"bf16", "bf16 params backward aligned", "bf16 maps listed"};
+    loom_context *context = context_for(9, 0);
+    loom__arena arena = {&context->memory, NULL};
+    loom_error error = LOOM_ERROR_INIT;
+    for (size_t i = 0; i < sizeof PROBLEMS / sizeof PROBLEMS[0]; i++) {
+        loom__record made = {.written = PROBLEMS[i], .hint = {1, 2, 3, 4, 1LL << 40}}, read;
+        loom__request request = {.problem = PROBLEMS[i], .arch = "sm_90"};
+        assert_ok(error, loom__problem_query(context, PROBLEMS[i], &arena, &made.info, &error));
+        assert_ok(error, loom__generator_plan(context, &request, &arena, &made.generated, &error));
+        const char *text = loom__record_print(&arena, &made);
+        size_t length = strlen(text);
+        assert_ok(error, loom__record_read(&arena, loom__arena_copy(&arena, text, length), &read, &error));
+        assert_string_equal(loom__record_print(&arena, &read), text);
+        assert_string_equal(read.written, PROBLEMS[i]);
+        assert_memory_equal(&read.hint, &made.hint, sizeof made.hint);
+        const loom__generated *g = &made.generated, *r = &read.generated;
+        assert_string_equal(r->problem, g->problem);
+        assert_string_equal(r->schedule, g->schedule);
+        assert_string_equal(r->schedule_backward, g->schedule_backward);
+        assert_int_equal(read.info.num_params, made.info.num_params);
+        for (int32_t p = 0; p < read.info.num_params; p++) {
+            assert_string_equal(read.info.params[p].name, made.info.params[p].name);
+            assert_int_equal(read.info.params[p].num_dims, made.info.params[p].num_dims);
+        }
+        assert_int_equal(r->num_kernels, g->num_kernels);
+        for (int32_t k = 0; k < r->num_kernels; k++) {
+            const loom__kernel_text *a = &g->kernels[k], *b = &r->kernels[k];
+            assert_string_equal(a->key, b->key);
+            assert_string_equal(a->symbol, b->symbol);
+            assert_true(same_text(a->arch, b->arch));
+            assert_true(a->grid_rows == b->grid_rows && a->grid_persistent == b->grid_persistent);
+            assert_true(a->prepares == b->prepares && a->num_needs == b->num_needs &&
+                        a->num_regions == b->num_regions);
+            for (int32_t n = 0; n < a->num_needs; n++) assert_string_equal(a->needs[n], b->needs[n]);
+            for (int32_t n = 0; n < a->num_regions; n++) {
+                assert_string_equal(a->regions[n].place, b->regions[n].place);
+                assert_true(a->regions[n].bytes == b->regions[n].bytes &&
+                            a->regions[n].clear == b->regions[n].clear);
+            }
+            assert_int_equal(a->num_rows, b->num_rows);
+            for (int32_t n = 0; n < a->num_rows; n++) {
+                assert_string_equal(a->rows[n].source, b->rows[n].source);
+                assert_true(a->rows[n].offset == b->rows[n].offset &&
+                            a->rows[n].box_rows == b->rows[n].box_rows);
+            }
+        }
+        loom__generator_release(context, &made.generated);
+        for (size_t cut = 0; cut < length; cut += 7) { /* no end of it is mistaken for the whole */
+            assert_fails(error, LOOM_INTERNAL, "pack", "cannot be read",
+                         loom__record_read(&arena, loom__arena_copy(&arena, text, cut), &read, &error));
+        }
+    }
+    loom__arena_free(&arena);
+    loom_context_destroy(context);
 }
 
 /* What was certified on a GPU is so in the pack. */
@@ -305,7 +305,7 @@ static void test_foreign(void **state) {
     setenv("LOOM_GEN_DIR", rig_path("own"), 1);
     context = context_for(9, 0);
     assert_fails(error, LOOM_INVALID, "pack",
-                 "kernels.pack: its kernels are of generator |library 0.1.0|make the pack again",
+                 "kernels.pack: its kernels are of library 0.1.0, generator |make the pack again",
                  loom_context_add_pack(context, path, NULL, 0, &error));
     assert_null(context->packs);
     loom_context_destroy(context);
@@ -541,6 +541,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_what_is_written_is_read, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_bytes_are_stable, rig_setup, rig_teardown),
+        cmocka_unit_test_setup_teardown(test_records, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_certificate, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_damage, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_no_pack, rig_setup, rig_teardown),

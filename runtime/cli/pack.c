@@ -2,6 +2,7 @@
  * file. */
 #define _GNU_SOURCE
 #include "../pack.h"
+#include "../plan.h"
 
 #include <ctype.h>
 #include <stdio.h>
@@ -61,8 +62,9 @@ typedef struct packing {
     loom_context *context;
     loom__arena *arena;
     loom_plan **plans;
+    const char **records; /* of the plans, those that were made */
     loom__pack_kernel *kernels;
-    int32_t num_kernels, capacity;
+    int32_t num_records, num_kernels, capacity;
     int32_t num_compiled;
     double seconds; /* that these took */
 } packing;
@@ -85,6 +87,8 @@ static loom_status add_kernel(packing *p, const loom_kernel *kernel, loom_error 
 static loom_status use_plan(void *user, int32_t index, loom_plan *plan, loom_error *error) {
     packing *p = user;
     p->plans[index] = plan;
+    p->records[p->num_records] = loom__plan_record(plan, p->arena);
+    if (!p->records[p->num_records++]) return loom__fail_memory(error);
     for (int32_t i = 0; i < loom_plan_num_kernels(plan); i++) {
         loom_kernel kernel = LOOM_KERNEL_INIT;
         LOOM_TRY(p->context, loom_plan_kernel(plan, i, &kernel, error));
@@ -139,8 +143,8 @@ static loom_status write_pack(packing *p, const values *v, loom_error *error) {
     const char *bytes = NULL;
     char *text = NULL;
     size_t num_bytes = 0, text_bytes = 0;
-    LOOM_TRY(p->context,
-             loom__pack_print(p->context, p->kernels, p->num_kernels, p->arena, &bytes, &num_bytes, error));
+    LOOM_TRY(p->context, loom__pack_print(p->context, p->records, p->num_records, p->kernels, p->num_kernels,
+                                          p->arena, &bytes, &num_bytes, error));
     if (!v->embed) return loom__cli_write_file(v->out, bytes, num_bytes, error);
     loom_status status = print_c(v->out, bytes, num_bytes, &text, &text_bytes, error);
     if (!status) status = loom__cli_write_file(v->out, text, text_bytes, error);
@@ -155,7 +159,8 @@ static loom_status make(const values *v, loom_context *context, const char *mani
     double start = loom__now();
     LOOM_TRY(context, loom__cli_list_manifest(context, manifest, v->archs, arena, &list, error));
     p.plans = loom__arena_alloc(arena, (size_t)list.num * sizeof *p.plans);
-    if (!p.plans) return loom__fail_memory(error);
+    p.records = loom__arena_alloc(arena, (size_t)list.num * sizeof *p.records);
+    if (!p.plans || !p.records) return loom__fail_memory(error);
     loom_status status = loom__cli_make_plans(context, &list, use_plan, &p, fine, error);
     if (!status && *fine) status = write_pack(&p, v, error);
     if (!status && *fine) {
@@ -187,10 +192,10 @@ static loom_status list(const char *path, loom__arena *arena, loom_error *error)
     loom__pack pack;
     LOOM_TRY(NULL, loom__read_file(arena, path, &bytes, &num_bytes, error));
     LOOM_TRY(NULL, loom__pack_read(arena, path, bytes, num_bytes, &pack, error));
-    printf(
-        "pack %s library %s grammar %d generator %s toolkit %s driver %s archs \"%s\" kernels %d bytes %zu\n",
-        path, pack.library, pack.grammar, pack.generator, pack.toolkit, pack.driver, pack.archs,
-        pack.num_kernels, num_bytes);
+    printf("pack %s library %s grammar %d generator %s toolkit %s driver %s archs \"%s\" plans %d kernels %d "
+           "bytes %zu\n",
+           path, pack.library, pack.grammar, pack.generator, pack.toolkit, pack.driver, pack.archs,
+           pack.num_plans, pack.num_kernels, num_bytes);
     for (int32_t i = 0; i < pack.num_kernels; i++) print_kernel(&pack.kernels[i], arena);
     return LOOM_OK;
 }

@@ -46,10 +46,10 @@ typedef struct sums {
     int32_t num_kernels, num_cached;
 } sums;
 
-static void print_row(sums *s, int32_t index, const char *target, int32_t num_kernels, int32_t num_cached) {
-    const loom_plan_desc *desc = &s->list->descs[index];
-    printf("problem \"%s\" target %s arch %s kernels %d cached %d missing %d\n", desc->problem, target,
-           desc->arch, num_kernels, num_cached, num_kernels - num_cached);
+static void print_row(sums *s, const char *problem, const char *target, const char *arch, int32_t num_kernels,
+                      int32_t num_cached) {
+    printf("problem \"%s\" target %s arch %s kernels %d cached %d missing %d\n", problem, target, arch,
+           num_kernels, num_cached, num_kernels - num_cached);
     s->num_kernels += num_kernels;
     s->num_cached += num_cached;
 }
@@ -57,12 +57,15 @@ static void print_row(sums *s, int32_t index, const char *target, int32_t num_ke
 static loom_status use_plan(void *user, int32_t index, loom_plan *plan, loom_error *error) {
     int32_t num_kernels = loom_plan_num_kernels(plan), num_cached = 0;
     loom_status status = LOOM_OK;
+    (void)index;
     for (int32_t i = 0; i < num_kernels && !status; i++) {
         loom_kernel kernel = LOOM_KERNEL_INIT;
         status = loom_plan_kernel(plan, i, &kernel, error);
         num_cached += kernel.cached;
     }
-    if (!status) print_row(user, index, loom_plan_text(plan, LOOM_TEXT_TARGET), num_kernels, num_cached);
+    if (!status)
+        print_row(user, loom_plan_text(plan, LOOM_TEXT_PROBLEM), loom_plan_text(plan, LOOM_TEXT_TARGET),
+                  loom_plan_text(plan, LOOM_TEXT_ARCH), num_kernels, num_cached);
     loom_plan_destroy(plan);
     return status;
 }
@@ -77,7 +80,7 @@ static loom_status look(loom_context *context, sums *s, bool *fine, loom__arena 
             continue;
         }
         LOOM_TRY(context, status);
-        print_row(s, i, survey.target, survey.num_kernels, survey.num_found);
+        print_row(s, survey.problem, survey.target, survey.arch, survey.num_kernels, survey.num_found);
     }
     return LOOM_OK;
 }
