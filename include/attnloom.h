@@ -118,7 +118,8 @@ LOOM_API void loom_context_destroy(loom_context *context); /* NULL is a no-op */
 
 /* Adds the kernels of a pack, which `attnloom pack` makes on a machine without a GPU. Plans that are created later take what
  * they need of it and compile only the rest, or nothing with LOOM_NO_COMPILE; packs are asked in the order in which they were
- * added, before the cache. A GPU takes code for its own arch and, where a pack has all of a plan's kernels for it, for an older
+ * added, before the cache. What counts is the schedule: a hint with which the generator chooses another than for the manifest's
+ * entry is another kernel. A GPU takes code for its own arch and, where a pack has all of a plan's kernels for it, for an older
  * one of the same major: sm_86 takes sm_80.
  *
  * `bytes` NULL (num_bytes 0): the file `name`, which is read whole. Else the pack in memory, as `attnloom pack --embed` puts it

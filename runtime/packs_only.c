@@ -20,6 +20,7 @@
 /* Whether a record begins with this problem, written or canonical. */
 static bool has_problem(const char *record, const char *problem) {
     static const char WRITTEN[] = "written ", CANONICAL[] = "\nproblem ";
+    if (strncmp(record, WRITTEN, strlen(WRITTEN))) return false;
     size_t length = strlen(problem), bytes = strtoul(record + strlen(WRITTEN), NULL, 10);
     const char *written = strchr(record, '\n');
     if (!written || strlen(++written) <= bytes) return false;

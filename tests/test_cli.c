@@ -24,6 +24,7 @@
 #include "cli.h"
 #include "compile.h"
 #include "device.h"
+#include "harness.h"
 #include "npy.h"
 
 enum { MAX_ARGUMENTS = 40, MAX_PATH = 512 };
@@ -1053,6 +1054,59 @@ static void gpu_bench(void **state) {
     expect_text(got.out, "warm,");
 }
 
+/* Makes a pack for the device and computes with its kernels alone. Returns an exit status, and says what is
+ * wrong. */
+static int compute_from_pack(void) {
+    static const char PROBLEM[] = "bf16 d=64 causal backward";
+    char manifest[MAX_PATH], pack[MAX_PATH];
+    loom_context *context = NULL;
+    const loom__device *device = NULL;
+    loom_plan *plan = NULL;
+    loom__rig *rig = NULL;
+    loom__rig_report report = {.fine = false};
+    loom__rig_options rig_options = LOOM__RIG_OPTIONS_INIT;
+    loom_options options = LOOM_OPTIONS_INIT;
+    loom_plan_desc desc = LOOM_PLAN_DESC_INIT;
+    loom_error error = LOOM_ERROR_INIT;
+    path_in(manifest, "gpu.lua");
+    path_in(pack, "gpu.pack");
+    write_file(manifest, "return {'bf16 d=64 causal backward'}");
+    options.cache_dir = ""; /* the pack is all there is */
+    rig_options.shape = (loom_shape){2, 4, 2, 257, 321};
+    desc.problem = PROBLEM;
+    desc.flags = LOOM_NO_COMPILE;
+    loom_status status = loom_context_create(&options, &context, &error);
+    if (!status) status = loom__device_open(context, 0, &device, &error);
+    if (!status) {
+        char *words[] = {"attnloom", "pack", manifest, "--arch", (char *)device->arch, "-o", pack};
+        if (loom__cli_main(7, words)) return 1;
+    }
+    if (!status) status = loom_context_add_pack(context, pack, NULL, 0, &error);
+    if (!status) status = loom_plan_create(context, &desc, &plan, &error);
+    if (!status) status = loom__rig_create(context, plan, 0, &rig_options, &rig, &error);
+    for (loom_pass pass = LOOM_FORWARD; pass <= LOOM_BACKWARD && !status; pass++)
+        status = loom__rig_run(rig, pass, &error);
+    if (!status) status = loom__rig_compare(rig, LOOM_BACKWARD, &report, &error);
+    if (status) loom__cli_fail(&error);
+    loom__rig_destroy(rig);
+    loom_plan_destroy(plan);
+    loom_context_destroy(context);
+    return status || !report.fine;
+}
+
+static void gpu_takes_a_pack(void **state) {
+    (void)state;
+    int status = 0;
+    fflush(NULL);
+    pid_t child = fork();
+    if (child == 0) {
+        become_plain();
+        exit(compute_from_pack());
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
+}
+
 /* Asked in a child: CUDA, once started, is of no use in what is forked after, and every test forks. */
 static bool has_gpu(void) {
     int status = 0;
@@ -1111,7 +1165,8 @@ int main(int argc, char **argv) {
         cmocka_unit_test(schedules_are_swept),
         cmocka_unit_test(cold_is_timed),
     };
-    const struct CMUnitTest gpu[] = {cmocka_unit_test(gpu_run_computes), cmocka_unit_test(gpu_bench)};
+    const struct CMUnitTest gpu[] = {cmocka_unit_test(gpu_run_computes), cmocka_unit_test(gpu_bench),
+                                     cmocka_unit_test(gpu_takes_a_pack)};
     char cache[MAX_PATH + 8];
     const char *temporary = getenv("TMPDIR");
     snprintf(folder, sizeof folder, "%s/attnloom-cli-XXXXXX", temporary && *temporary ? temporary : "/tmp");
