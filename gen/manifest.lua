@@ -85,19 +85,30 @@ local function shown(value)
     return type(value) == "string" and "'" .. value .. "'" or type(value) == "table" and "a table" or tostring(value)
 end
 
--- The line whose literal has most of how a problem begins, where there is one such line: texts may be put together.
+-- How much of a problem text a literal tells: all, what it has around its format specifiers or, where `..` puts more behind it,
+-- how the text begins; 0 where it tells another text.
+local function told_by(literal, behind, problem)
+    local head, tail = literal:match "^([^%%]*)", literal:match ".*%%[%d%-%.]*%a(.*)$"
+    local length = #head + #(tail or "")
+    local fits = length <= #problem and problem:sub(1, #head) == head and problem:sub(#problem - #(tail or "") + 1) == (tail or "")
+    local whole = tail or literal == problem or behind:find "^%s*%.%."
+    return fits and whole and length or 0
+end
+
+-- The line whose literal tells most of a problem, where there is one such line.
 local function line_of(text, problem)
     local LEAST = 4
     local best, found, number = LEAST - 1, nil, 0
     for line in (text .. "\n"):gmatch "(.-)\n" do
         number = number + 1
-        for start in line:gmatch "[\"'%[]()" do
-            local length = 0
-            while length < #problem and problem:byte(length + 1) == line:byte(start + length) do length = length + 1 end
-            if length > best then
-                best, found = length, number
-            elseif length == best and found ~= number then
-                found = nil
+        for _, pattern in ipairs {'"([^"]*)"()', "'([^']*)'()", "%[%[(.-)%]%]()"} do
+            for literal, place in line:gmatch(pattern) do
+                local told = told_by(literal, line:sub(place), problem)
+                if told > best then
+                    best, found = told, number
+                elseif told == best and found ~= number then
+                    found = nil
+                end
             end
         end
     end

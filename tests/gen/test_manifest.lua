@@ -49,9 +49,11 @@ function tests.places_that_are_not_known_are_not_guessed()
     local entries = assert(read [[
 local a = "bf16 d=" .. 64
 local b = "bf16 d=" .. 80
-return {a, b, {"fp16 d=64"}}
+local c = ("%s d=%d backward"):format("fp16", 64)
+return {a, b, {"fp16 d=64"}, c}
 ]])
-    assert(entries[1].place == "kernels.lua: entry 1" and entries[3].place == "kernels.lua:3", entries[1].place)
+    assert(entries[4].place == "kernels.lua:3", entries[4].place)
+    assert(entries[1].place == "kernels.lua: entry 1" and entries[3].place == "kernels.lua:4", entries[3].place)
 end
 
 function tests.faults_of_entries_name_line_entry_and_field()
@@ -69,6 +71,13 @@ function tests.faults_of_entries_name_line_entry_and_field()
     expect_fault('return {{"bf16 d=64", hint = {seq_q = 0.5}}}', "hint: ")
     expect_fault("return {7}", "kernels.lua: entry 1: problem: is 7, it must be a problem text")
     expect_fault("return {{target = 'mma'}}", "entry 1: problem: is nil")
+end
+
+-- A text that begins like that of another line is not taken for it.
+function tests.lines_are_those_of_their_literals()
+    expect_fault("local list = {'bf16 d=64 causl'}\nfor _, d in ipairs {64} do\n    list[2] = {('bf16 d=%d causal backward'):format(d), x = 1}\n"
+                 .. "end\nreturn list", "kernels.lua:1: entry 1,", "kernels.lua:3: entry 2,")
+    expect_fault("local list = {'bf16 d=64'}\nlist[2] = {'bf16 d=' .. 64 .. ' causal', x = 1}\nreturn list", "kernels.lua:2: entry 2,")
 end
 
 function tests.faults_of_the_file_name_it()
