@@ -327,12 +327,10 @@ static loom_status check_fit(loom_context *context, const loom__pack *pack, loom
 }
 
 static void add(loom_context *context, loom__pack *pack, loom__arena *arena) {
-    loom__context_lock(context);
     loom__arena_adopt(&context->arena, arena);
     loom__pack **at = &context->packs;
     while (*at) at = &(*at)->next;
     *at = pack;
-    loom__context_unlock(context);
     loom__log(context, LOOM__LOG_COMPILE, "pack name=%s kernels=%d archs=\"%s\" toolkit=%s", pack->name,
               pack->num_kernels, pack->archs, pack->toolkit);
 }
@@ -355,8 +353,10 @@ loom_status loom_context_add_pack(loom_context *context, const char *name, const
     }
     if (!bytes) LOOM_TRY_OUT(context, loom__read_file(&arena, name, &content, &num_bytes, error));
     LOOM_TRY_OUT(context, loom__pack_read(&arena, name, content, num_bytes, pack, error));
-    LOOM_TRY_OUT(context, check_fit(context, pack, error));
-    add(context, pack, &arena);
+    loom__context_lock(context);
+    status = check_fit(context, pack, error);
+    if (status == LOOM_OK) add(context, pack, &arena);
+    loom__context_unlock(context);
 out:
     loom__arena_free(&arena);
     return status;

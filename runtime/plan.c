@@ -1,7 +1,6 @@
 /* plan.c - the slow path: from a problem text to loaded kernels.
  *
- *     generator -> packing tables -> for each kernel: pack, else cache, else source and compile, in parallel
- * -> load
+ *     generator -> argument tables -> each kernel, in parallel: pack, else cache, else compile -> load
  *
  * Called through attnloom.h. Up to the tables the context's lock is held (describe); what follows (construct)
  * runs without it, on a thread of the plan with LOOM_ASYNC, and takes it for each visit to Lua. Plans compile
@@ -796,7 +795,9 @@ static bool is_covered(const loom__construction *c) {
 static loom_status take_older_arch(loom__construction *c, const loom__request *request, loom_error *error) {
     loom_context *context = c->plan->context;
     loom__request older = *request;
-    loom__construction own = *c;
+    loom__generated own = c->generated;
+    build *own_builds = c->builds;
+    int32_t own_missing = c->num_missing;
     char name[16];
     for (int32_t number = older_arch(context, arch_number(request->arch)); number;
          number = older_arch(context, number)) {
@@ -805,11 +806,11 @@ static loom_status take_older_arch(loom__construction *c, const loom__request *r
         loom_status status = loom__generator_plan(context, &older, &c->plan->arena, &c->generated, NULL);
         if (status == LOOM_OK) status = look_into_packs(c, error);
         bool covered = status == LOOM_OK && is_covered(c);
-        loom__generator_release(context, covered ? &own.generated : &c->generated);
+        loom__generator_release(context, covered ? &own : &c->generated);
         if (covered) return LOOM_OK;
-        c->generated = own.generated;
-        c->builds = own.builds;
-        c->num_missing = own.num_missing;
+        c->generated = own;
+        c->builds = own_builds;
+        c->num_missing = own_missing;
         if (status == LOOM_MEMORY) return loom__fail_memory(error);
     }
     return LOOM_OK;
