@@ -17,6 +17,7 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -766,6 +767,49 @@ static void pack_is_made(void **state) {
     unsetenv("LOOM_NVRTC_DIR");
 }
 
+/* Two at once on a cold cache make one and the same pack; a third, stopped in its midst, leaves nothing in
+ * its way. */
+static void packs_are_made_at_once(void **state) {
+    (void)state;
+    enum { NUM = 3 };
+    char manifest[MAX_PATH], packs[NUM][MAX_PATH];
+    pid_t children[NUM];
+    path_in(manifest, "kernels.lua");
+    take_stand_in();
+    write_file(manifest, "return {'bf16 d=64 causal backward', 'bf16 d=80 backward', 'fp16 d=96'}");
+    expect(RUN("cache", "clear"), 0);
+    fflush(NULL);
+    for (int i = 0; i < NUM; i++) {
+        char name[32];
+        snprintf(name, sizeof name, "at-once-%d.pack", i);
+        path_in(packs[i], name);
+        char *words[] = {"attnloom", "pack", manifest, "--arch", "sm_80,sm_90a", "-o", packs[i]};
+        children[i] = fork();
+        assert_true(children[i] >= 0);
+        if (children[i] == 0) {
+            become_plain();
+            if (!freopen("/dev/null", "wb", stderr)) _exit(99);
+            exit(loom__cli_main(7, words));
+        }
+    }
+    nanosleep(&(struct timespec){.tv_nsec = 30000000}, NULL);
+    kill(children[NUM - 1], SIGKILL);
+    for (int i = 0; i < NUM; i++) {
+        int status = 0;
+        assert_int_equal(waitpid(children[i], &status, 0), children[i]);
+        if (i < NUM - 1) assert_int_equal(status, 0);
+    }
+    assert_true(same_files(packs[0], packs[1]));
+    expect_text(expect(RUN("cache", "verify"), 0).out, " sound\n");
+    outcome got = expect(RUN("pack", manifest, "--arch", "sm_80,sm_90a", "-o", packs[NUM - 1]), 0);
+    expect_text(got.err, " 0 compiled");
+    assert_true(same_files(packs[0], packs[NUM - 1]));
+    if (access("/dev/full", W_OK) == 0)
+        expect_text(expect(RUN("pack", manifest, "--arch", "80", "-o", "/dev/full"), 1).err,
+                    "/dev/full: cannot be written");
+    unsetenv("LOOM_NVRTC_DIR");
+}
+
 /* The C file holds the bytes of the pack, and compilers have nothing to say about it. */
 static void pack_is_embedded(void **state) {
     (void)state;
@@ -1153,6 +1197,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(compile_needs_no_gpu),
         cmocka_unit_test(compile_writes_files),
         cmocka_unit_test(pack_is_made),
+        cmocka_unit_test(packs_are_made_at_once),
         cmocka_unit_test(pack_is_embedded),
         cmocka_unit_test(missing_line_is_an_entry),
         cmocka_unit_test(wrong_packs_are_refused),
