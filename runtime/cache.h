@@ -32,9 +32,9 @@ typedef struct loom__entry {
 
 /* The text of an entry's meta.txt: digests, sizes, facts, the key. */
 char *loom__entry_print(loom__arena *arena, const loom__entry *entry, const char *key);
-/* Fills *entry, but for path and certificate, from that text and the bytes that it describes; all of them must stay
- * where they are, and a 0 is put behind the compiler's name. `source` NULL: not held. *key points into the text. Returns
- * what is wrong, NULL if nothing. */
+/* Fills *entry, but for path and certificate, from that text and the bytes that it describes; all of them
+ * must stay where they are, and a 0 is put behind the compiler's name. `source` NULL: not held. *key points
+ * into the text. Returns what is wrong, NULL if nothing. */
 const char *loom__entry_read(char *text, const char *source, const void *binary, size_t binary_bytes,
                              loom__entry *entry, const char **key);
 /* Value of the line "name value" of a key or certificate, up to its end; NULL if there is none. */

@@ -134,7 +134,7 @@ struct loom_context {
     bool compile_reported; /* the first long compile was */
     loom__claim *claims;   /* kernels being compiled, see plan.c */
     pthread_cond_t claims_changed;
-    loom__pack *packs; /* in the order in which they were added; they stay */
+    loom__pack *packs;               /* in the order in which they were added; they stay */
     uint64_t generator_instructions; /* limit of a visit to Lua files of LOOM_GEN_DIR */
     loom__generator *generator; /* NULL until first used */
     loom__toolchain nvrtc, cc;

@@ -111,10 +111,10 @@ loom_status loom__generator_candidates(loom_context *context, const loom__reques
 
 /* A problem of a manifest for an arch, as gen/manifest.lua reads it. */
 typedef struct loom__manifest_entry {
-    const char *place;   /* "kernels.lua:4", for messages */
-    const char *problem; /* as written, without errors */
-    const char *arch;    /* NULL: it is for none that was asked for */
-    const char *target;  /* NULL: the best one for the arch */
+    const char *place;                        /* "kernels.lua:4", for messages */
+    const char *problem;                      /* as written, without errors */
+    const char *arch;                         /* NULL: it is for none that was asked for */
+    const char *target;                       /* NULL: the best one for the arch */
     const char *schedule, *schedule_backward; /* NULL: the generator's choice */
     loom_shape hint;
 } loom__manifest_entry;
@@ -124,10 +124,11 @@ typedef struct loom__manifest {
     const loom__manifest_entry *entries;
 } loom__manifest;
 
-/* Runs the text of a manifest within limits, for archs as in "sm_80,sm_90a"; `name` is that of its file in messages.
- * INVALID with field "manifest" and all that is wrong, a line each, or with field "arch". */
-loom_status loom__generator_manifest(loom_context *context, const char *text, const char *name, const char *archs,
-                                     loom__arena *arena, loom__manifest *manifest, loom_error *error);
+/* Runs the text of a manifest within limits, for archs as in "sm_80,sm_90a"; `name` is that of its file in
+ * messages. INVALID with field "manifest" and all that is wrong, a line each, or with field "arch". */
+loom_status loom__generator_manifest(loom_context *context, const char *text, const char *name,
+                                     const char *archs, loom__arena *arena, loom__manifest *manifest,
+                                     loom_error *error);
 
 /* -- Texts for people ------------------------------------------------------------------------------------ */
 

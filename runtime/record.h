@@ -1,8 +1,8 @@
-/* record.h - what the generator said of a plan, as text: packs keep it, and a library without the generator (CMake option
- * ATTNLOOM_RUNTIME_ONLY) reads it there in place of asking.
+/* record.h - what the generator said of a plan, as text: packs keep it, and a library without the generator
+ * (CMake option ATTNLOOM_RUNTIME_ONLY) reads it there in place of asking.
  *
- * Lines `name value`, in the order of record.c; what may hold a line's end is a block, `name BYTES` and as many bytes.
- * Called by plan.c, packs_only.c and the command line.
+ * Lines `name value`, in the order of record.c; what may hold a line's end is a block, `name BYTES` and as
+ * many bytes. Called by plan.c, packs_only.c and the command line.
  */
 #ifndef LOOM_RECORD_H
 #define LOOM_RECORD_H

@@ -152,22 +152,22 @@ typedef struct loom__cli_plans {
     const char **names; /* of each plan, for messages */
 } loom__cli_plans;
 
-/* The plans of desc with the `most` cheapest schedules of a pass, which --schedules asks for. `arch` is that of
- * desc's device. All is in the arena. */
+/* The plans of desc with the `most` cheapest schedules of a pass, which --schedules asks for. `arch` is that
+ * of desc's device. All is in the arena. */
 loom_status loom__cli_list_schedules(loom_context *context, const loom_plan_desc *desc, const char *arch,
                                      loom_pass pass, int32_t most, loom__arena *arena, loom__cli_plans *list,
                                      const loom__candidate **schedules, loom_error *error);
 
-/* The plans of a manifest for each of the archs, "sm_80,sm_90a", without a device. Says which entries are for none of
- * them. */
-loom_status loom__cli_list_manifest(loom_context *context, const char *path, const char *archs, loom__arena *arena,
-                                    loom__cli_plans *list, loom_error *error);
+/* The plans of a manifest for each of the archs, "sm_80,sm_90a", without a device. Says which entries are for
+ * none of them. */
+loom_status loom__cli_list_manifest(loom_context *context, const char *path, const char *archs,
+                                    loom__arena *arena, loom__cli_plans *list, loom_error *error);
 
 /* A plan that is ready, of the list's `index`; the callee owns it. */
 typedef loom_status (*loom__cli_use_plan)(void *user, int32_t index, loom_plan *plan, loom_error *error);
 
-/* Makes the plans, a few at a time, and hands them over in their order. One that cannot be made is said on stderr and
- * left out, and *fine becomes false. */
+/* Makes the plans, a few at a time, and hands them over in their order. One that cannot be made is said on
+ * stderr and left out, and *fine becomes false. */
 loom_status loom__cli_make_plans(loom_context *context, const loom__cli_plans *list, loom__cli_use_plan use,
                                  void *user, bool *fine, loom_error *error);
 
