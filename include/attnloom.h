@@ -127,7 +127,10 @@ LOOM_API void loom_context_destroy(loom_context *context); /* NULL is a no-op */
  *
  * It is taken whole or not at all. IO: the file cannot be read. INVALID with field "pack": it is no pack, it is damaged, or its
  * kernels are of another generator than this library's. UNSUPPORTED with field "pack": its format is of another version, or the
- * driver is too old for its kernels. The text names the pack and what is wrong. */
+ * driver is too old for its kernels. The text names the pack and what is wrong.
+ *
+ * A library built with ATTNLOOM_RUNTIME_ONLY has no generator and no compilers: packs are all it knows, plans for what they lack
+ * answer NOT_FOUND, those of LOOM_DEVICE_HOST COMPILE, and a problem is found by its text in the manifest or its canonical text. */
 LOOM_API loom_status loom_context_add_pack(loom_context *context, const char *name, const void *bytes, size_t num_bytes,
                                            loom_error *error);
 
