@@ -1,6 +1,6 @@
 --[[ arch: facts about the processors kernels are made for.
 
-  arch.get("sm_90") -> row or nil, message
+  arch.get("sm_90") -> row or nil, message; "90" is the same, and so is "sm_90a": only its kernels of hopper are for sm_90a
   arch.names        -> {"sm_75", ...} in order
 
 Shared memory and register limits: CUDA C++ Programming Guide, table "Technical Specifications per Compute
@@ -37,7 +37,9 @@ for _, row in ipairs(ROWS) do
     row.vector_red = row.sm >= 90     -- red.global.add.v4.f32
     row.wgmma = row.sm == 90          -- wgmma.mma_async, which needs code for sm_90a and exists on no other arch
     arch.names[#arch.names + 1] = row.name
-    by_name[row.name] = row
+    for _, suffix in ipairs(row.wgmma and {"", "a"} or {""}) do
+        by_name[row.name .. suffix], by_name[row.sm .. suffix] = row, row
+    end
 end
 by_name.host = {name = "host", sm = 0}
 

@@ -1,5 +1,5 @@
 --[[ main: what the C runtime calls, and the only generator file that reads files (through read_template, which the
-runtime provides). Everything it returns is a plain table or text.
+runtime provides, as run_limited). Everything it returns is a plain table or text.
 
   main.problem(text)   -> table with the canonical text and facts of a problem, or nil, error
   main.plan(request)   -> {problem=, target=, arch=, schedule=, schedule_backward=, why=, kernels={descriptor...}} or nil, error
@@ -8,6 +8,7 @@ runtime provides). Everything it returns is a plain table or text.
                          nil, error
   main.why(request)    -> text for people, or nil, error
   main.show(request), main.show_svg(request) -> a picture of the mask in characters, or as SVG, or nil, error
+  main.manifest(text, name, archs) -> the entries of a manifest for archs, "sm_80,sm_90a", see manifest.lua, or nil, error
   main.standalone(request) -> one .cu with the kernels of a pass, a launcher and a self-check, or nil, error
 
   request: {problem=, target=, arch=, schedule=, schedule_backward=, hint=, alignment=, shape=, pass=,
@@ -21,12 +22,14 @@ local arch = require "arch"
 local emit = require "emit"
 local expression = require "expression"
 local kernel = require "kernel"
+local manifest = require "manifest"
 local problem_text = require "problem"
 local schedule = require "schedule"
 local show = require "show"
 local why = require "why"
 
-local main = {version = "0.1"}
+-- grammar: of problem texts; it rises when a text that was right before comes to mean something else.
+local main = {version = "0.1", grammar = 1}
 
 local MOST_SEQ = 1 << 30 -- as in runtime/launch.c: positions stay inside i32
 
@@ -234,6 +237,14 @@ end
 
 function main.show(request) return shown(request, show.text) end
 function main.show_svg(request) return shown(request, show.svg) end
+
+function main.manifest(text, name, archs)
+    local rows, message = manifest.rows(archs)
+    if not rows then return fail("INVALID", "arch", "%s", message) end
+    local entries, messages = manifest.read(text, name, run_limited)
+    if not entries then return fail("INVALID", "manifest", "%s", messages) end
+    return manifest.expand(entries, rows)
+end
 
 function main.standalone(request)
     local plan, message = make_plan(request)

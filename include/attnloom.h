@@ -116,6 +116,24 @@ typedef struct loom_options {
 LOOM_API loom_status loom_context_create(const loom_options *options, loom_context **context, loom_error *error);
 LOOM_API void loom_context_destroy(loom_context *context); /* NULL is a no-op */
 
+/* Adds the kernels of a pack, which `attnloom pack` makes on a machine without a GPU. Plans that are created later take what
+ * they need of it and compile only the rest, or nothing with LOOM_NO_COMPILE; packs are asked in the order in which they were
+ * added, before the cache. What counts is the schedule: a hint with which the generator chooses another than for the manifest's
+ * entry is another kernel. A GPU takes code for its own arch and, where a pack has all of a plan's kernels for it, for an older
+ * one of the same major: sm_86 takes sm_80.
+ *
+ * `bytes` NULL (num_bytes 0): the file `name`, which is read whole. Else the pack in memory, as `attnloom pack --embed` puts it
+ * into a program; it is not copied and must stay until the context is destroyed. `name` then only names it in messages.
+ *
+ * It is taken whole or not at all. IO: the file cannot be read. INVALID with field "pack": it is no pack, it is damaged, or its
+ * kernels are of another generator than this library's. UNSUPPORTED with field "pack": its format is of another version, or the
+ * driver is too old for its kernels. The text names the pack and what is wrong.
+ *
+ * A library built with ATTNLOOM_RUNTIME_ONLY has no generator and no compilers: packs are all it knows, plans for what they lack
+ * answer NOT_FOUND, those of LOOM_DEVICE_HOST COMPILE, and a problem is found by its text in the manifest or its canonical text. */
+LOOM_API loom_status loom_context_add_pack(loom_context *context, const char *name, const void *bytes, size_t num_bytes,
+                                           loom_error *error);
+
 /* Writes the canonical form of a problem text: named forms expanded, constants folded, words in fixed order, so
  * that equal problems print equally. Writes at most capacity bytes with the final 0; *needed (may be NULL) receives
  * the full size with the final 0. INVALID when the text has errors or capacity is too small. */
@@ -135,7 +153,8 @@ typedef enum loom_rigor {
 
 /* Flags of a plan. */
 enum {
-    LOOM_NO_COMPILE = 1u, /* answer NOT_FOUND instead of compiling */
+    LOOM_NO_COMPILE = 1u, /* answer NOT_FOUND instead of compiling: problem, schedule and arch of what neither packs nor
+                             the cache have, and the line of a manifest that has it built */
     LOOM_ASYNC = 2u       /* compile and load on a thread of the plan: see loom_plan_wait */
 };
 
@@ -160,7 +179,7 @@ typedef struct loom_plan_desc {
 } loom_plan_desc;
 #define LOOM_PLAN_DESC_INIT {sizeof(loom_plan_desc), NULL, NULL, NULL, NULL, NULL, 0, 0, 0, 0, {0, 0, 0, 0, 0}}
 
-/* Slow path: generates, compiles or loads from the cache; may take seconds. *plan is to be freed by
+/* Slow path: generates, compiles or loads from packs or the cache; may take seconds. *plan is to be freed by
  * loom_plan_destroy. Uses the device's primary CUDA context and leaves the caller's current context as it was. */
 LOOM_API loom_status loom_plan_create(loom_context *context, const loom_plan_desc *desc, loom_plan **plan,
                                       loom_error *error);
@@ -183,7 +202,7 @@ LOOM_API int32_t loom_plan_param(const loom_plan *plan, const char *name);
 typedef enum loom_text {
     LOOM_TEXT_PROBLEM = 0,           /* canonical problem */
     LOOM_TEXT_TARGET = 1,            /* "mma" */
-    LOOM_TEXT_ARCH = 2,              /* "sm_90"; the CPU's triple on host */
+    LOOM_TEXT_ARCH = 2,              /* "sm_90", of the kernels; the CPU's triple on host */
     LOOM_TEXT_SCHEDULE = 3,          /* forward schedule */
     LOOM_TEXT_SCHEDULE_BACKWARD = 4, /* "" without backward */
     LOOM_TEXT_WHY = 5                /* candidates, the choice and the reasons */
@@ -198,22 +217,23 @@ typedef struct loom_kernel {
     const char *name;        /* "forward", "backward_dkv" ... */
     const char *variant;     /* "tma", "aligned", "any" */
     const char *symbol;      /* entry point in the binary */
-    const char *source;      /* emitted text */
+    const char *source;      /* emitted text; "" of a kernel from a pack, which has none */
     const char *key;         /* what the cache entry is made from */
     const char *entry;       /* folder of the cache entry, "" when nothing is kept on disk */
     const char *compiler;    /* "nvrtc 13.0", "cc 12.2.0" */
     const char *certificate; /* "" when the kernel has none yet */
     const void *binary;
     size_t binary_bytes;
-    int32_t cached;          /* 1: came from the cache */
+    int32_t cached;          /* 1: came from a pack or the cache */
     int32_t registers;       /* per thread, -1 on host */
     int32_t spill_bytes;     /* per thread, stored to local memory for want of registers, -1 on host */
     int32_t smem_bytes;      /* dynamic shared memory of a block; on host scratch of a thread */
     int32_t threads;         /* per block, 1 on host */
     double compile_seconds;  /* 0 when cached */
+    const char *pack;        /* name of the pack it came from, "" when from none */
 } loom_kernel;
 #define LOOM_KERNEL_INIT \
-    {sizeof(loom_kernel), NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 0, 0, 0, 0, 0, 0, 0.0}
+    {sizeof(loom_kernel), NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 0, 0, 0, 0, 0, 0, 0.0, NULL}
 
 LOOM_API int32_t loom_plan_num_kernels(const loom_plan *plan);
 LOOM_API loom_status loom_plan_kernel(const loom_plan *plan, int32_t index, loom_kernel *kernel, loom_error *error);

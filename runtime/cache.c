@@ -270,27 +270,27 @@ typedef struct meta {
     char source_digest[33], binary_digest[33];
     size_t binary_bytes;
     int registers, spill_bytes, threads, milliseconds;
-    char compiler[128];
+    int compiler, compiler_end; /* offsets */
     const char *key;
 } meta;
 
-/* meta.txt is lines `name value` in the order of `print_meta`, then `key` and the key to the end of the file.
- */
+/* meta.txt is lines `name value` in the order of `loom__entry_print`, then `key` and the key to the end of
+ * the file. */
 static bool parse_meta(const char *text, meta *m) {
     char format[64];
     int used = 0;
     int got = sscanf(
         text,
         "%63[^\n]\nsource_digest %32[0-9a-f]\nbinary_digest %32[0-9a-f]\nbinary_bytes %zu\nregisters %d\n"
-        "spill_bytes %d\nthreads %d\nmilliseconds %d\ncompiler %127[^\n]\nkey%n",
+        "spill_bytes %d\nthreads %d\nmilliseconds %d\ncompiler %n%*127[^\n]%n\nkey%n",
         format, m->source_digest, m->binary_digest, &m->binary_bytes, &m->registers, &m->spill_bytes,
-        &m->threads, &m->milliseconds, m->compiler, &used);
-    if (got != 9 || !used || text[used] != '\n' || strcmp(format, FORMAT)) return false;
+        &m->threads, &m->milliseconds, &m->compiler, &m->compiler_end, &used);
+    if (got != 8 || !used || text[used] != '\n' || strcmp(format, FORMAT)) return false;
     m->key = text + used + 1;
     return true;
 }
 
-static char *print_meta(loom__arena *arena, const loom__entry *entry, const char *key) {
+char *loom__entry_print(loom__arena *arena, const loom__entry *entry, const char *key) {
     char source_digest[33], binary_digest[33];
     loom__digest(entry->source, strlen(entry->source), source_digest);
     loom__digest(entry->binary, entry->binary_bytes, binary_digest);
@@ -304,43 +304,61 @@ static char *print_meta(loom__arena *arena, const loom__entry *entry, const char
         entry->threads, milliseconds, entry->compiler, key);
 }
 
-/* Fills *entry from an open folder; returns what is wrong, NULL if nothing. `key` NULL: any, and *found gets
- * it. */
-static const char *read_entry(loom__arena *arena, int folder, const char *key, bool host, loom__entry *entry,
-                              const char **found) {
-    const char *fault = NULL;
-    size_t meta_bytes = 0, source_bytes = 0, binary_bytes = 0, certificate_bytes = 0;
+const char *loom__entry_read(char *text, const char *source, const void *binary, size_t binary_bytes,
+                             loom__entry *entry, const char **key) {
     char digest[33];
     meta m;
-    const char *text = read_below(arena, folder, "meta.txt", MAX_META_BYTES, &meta_bytes, &fault);
-    if (!text) return fault;
     if (!parse_meta(text, &m)) return "meta.txt is damaged";
-    if (found) *found = m.key;
-    if (key && strcmp(key, m.key)) return "meta.txt has another key";
-    const char *source = read_below(arena, folder, source_file(host), MAX_FILE_BYTES, &source_bytes, &fault);
-    if (!source) return fault;
-    loom__digest(source, source_bytes, digest);
-    if (strcmp(digest, m.source_digest)) return "the source is damaged";
-    const char *binary = read_below(arena, folder, binary_file(host), MAX_FILE_BYTES, &binary_bytes, &fault);
-    if (!binary) return fault;
+    *key = m.key;
+    if (source) loom__digest(source, strlen(source), digest);
+    if (source && strcmp(digest, m.source_digest)) return "the source is damaged";
     if (binary_bytes != m.binary_bytes) return "the binary is truncated";
     loom__digest(binary, binary_bytes, digest);
     if (strcmp(digest, m.binary_digest)) return "the binary is damaged";
-    const char *certificate =
-        read_below(arena, folder, "certificate.txt", MAX_META_BYTES, &certificate_bytes, &fault);
-    const char *compiler = loom__arena_copy(arena, m.compiler, strlen(m.compiler));
-    if (!compiler) return "out of memory";
-    *entry = (loom__entry){.source = source,
+    text[m.compiler_end] = 0;
+    *entry = (loom__entry){.source = source ? source : "",
                            .binary = binary,
                            .binary_bytes = binary_bytes,
-                           .compiler = compiler,
-                           .certificate = certificate ? certificate : "",
+                           .compiler = text + m.compiler,
+                           .certificate = "",
                            .registers = m.registers,
                            .spill_bytes = m.spill_bytes,
                            .threads = m.threads,
                            .seconds = 1e-3 * m.milliseconds,
-                           .path = "",
-                           .host = host};
+                           .path = ""};
+    return NULL;
+}
+
+const char *loom__key_value(const char *key, const char *name, size_t *length) {
+    size_t name_length = strlen(name);
+    for (const char *line = key; *line; line += strcspn(line, "\n"), line += *line == '\n') {
+        if (strncmp(line, name, name_length) || line[name_length] != ' ') continue;
+        *length = strcspn(line, "\n") - name_length - 1;
+        return line + name_length + 1;
+    }
+    return NULL;
+}
+
+/* Fills *entry from an open folder; returns what is wrong, NULL if nothing. `key` NULL: any, and *found gets
+ * it. */
+static const char *read_entry(loom__arena *arena, int folder, const char *key, bool host, loom__entry *entry,
+                              const char **found) {
+    const char *fault = NULL, *held = "";
+    size_t num_bytes = 0, binary_bytes = 0;
+    char *text = read_below(arena, folder, "meta.txt", MAX_META_BYTES, &num_bytes, &fault);
+    const char *source =
+        text ? read_below(arena, folder, source_file(host), MAX_FILE_BYTES, &num_bytes, &fault) : NULL;
+    const char *binary =
+        source ? read_below(arena, folder, binary_file(host), MAX_FILE_BYTES, &binary_bytes, &fault) : NULL;
+    if (!binary) return fault;
+    fault = loom__entry_read(text, source, binary, binary_bytes, entry, &held);
+    if (found) *found = held;
+    if (fault) return fault;
+    if (key && strcmp(key, held)) return "meta.txt has another key";
+    const char *certificate =
+        read_below(arena, folder, "certificate.txt", MAX_META_BYTES, &num_bytes, &fault);
+    if (certificate) entry->certificate = certificate;
+    entry->host = host;
     return NULL;
 }
 
@@ -461,7 +479,7 @@ void loom__cache_store(loom_context *context, const char *slug, const char *key,
     int failed = make_folders(context);
     int cache = failed ? -1 : open_folder(AT_FDCWD, context->cache_dir);
     if (!failed && cache < 0) failed = errno;
-    const char *text = failed ? NULL : print_meta(arena, entry, key);
+    const char *text = failed ? NULL : loom__entry_print(arena, entry, key);
     if (!failed && !text) failed = ENOMEM;
     bool kept = false;
     if (!failed) {

@@ -8,7 +8,7 @@
  * A folder appears by one rename of a complete, synced staging folder, so readers need no lock and a killed
  * process blocks nobody. Damage is a miss: the folder is removed, a warning is given once, and the kernel is
  * built again. Nothing here fails a plan: where the disk does not serve, kernels stay in memory. Called by
- * plan.c, the command line.
+ * plan.c, the command line, and pack.c, as packs hold entries too.
  */
 #ifndef LOOM_CACHE_H
 #define LOOM_CACHE_H
@@ -29,6 +29,16 @@ typedef struct loom__entry {
     const char *path; /* folder, "" if not on disk */
     bool host;        /* names of the files */
 } loom__entry;
+
+/* The text of an entry's meta.txt: digests, sizes, facts, the key. */
+char *loom__entry_print(loom__arena *arena, const loom__entry *entry, const char *key);
+/* Fills *entry, but for path and certificate, from that text and the bytes that it describes; all of them
+ * must stay where they are, and a 0 is put behind the compiler's name. `source` NULL: not held. *key points
+ * into the text. Returns what is wrong, NULL if nothing. */
+const char *loom__entry_read(char *text, const char *source, const void *binary, size_t binary_bytes,
+                             loom__entry *entry, const char **key);
+/* Value of the line "name value" of a key or certificate, up to its end; NULL if there is none. */
+const char *loom__key_value(const char *key, const char *name, size_t *length);
 
 /* True: *entry is filled, its texts in the arena. False: not there, or damaged and removed. */
 bool loom__cache_load(loom_context *context, const char *name, const char *key, bool host, loom__arena *arena,

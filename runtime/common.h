@@ -102,6 +102,7 @@ typedef struct loom__pool loom__pool;
 typedef struct loom__driver_api loom__driver_api;
 typedef struct loom__device loom__device;
 typedef struct loom__claim loom__claim;
+typedef struct loom__pack loom__pack;
 
 enum { LOOM__MAX_DEVICES = 64 };
 
@@ -133,6 +134,7 @@ struct loom_context {
     bool compile_reported; /* the first long compile was */
     loom__claim *claims;   /* kernels being compiled, see plan.c */
     pthread_cond_t claims_changed;
+    loom__pack *packs;               /* in the order in which they were added; they stay */
     uint64_t generator_instructions; /* limit of a visit to Lua files of LOOM_GEN_DIR */
     loom__generator *generator; /* NULL until first used */
     loom__toolchain nvrtc, cc;

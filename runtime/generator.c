@@ -4,8 +4,9 @@
  * generator's files come from the table embedded in the library, or from LOOM_GEN_DIR, a folder with gen/ and
  * templates/. They run without io, os, debug, package, coroutine, string.dump, binary chunks and finalizers:
  * `require` finds files of gen/ alone, `read_template` files of templates/ alone. Memory is limited, and so
- * are the instructions of files from LOOM_GEN_DIR; to count them would slow our own. Lua errors never leave
- * this file: what the generator refuses becomes its status, its own faults INTERNAL.
+ * are the instructions of files from LOOM_GEN_DIR; to count them would slow our own. Manifests have closer
+ * limits (`run_limited`). Lua errors never leave this file: what the generator refuses becomes its status,
+ * its own faults INTERNAL.
  */
 #define _GNU_SOURCE
 #include "generator.h"
@@ -30,17 +31,20 @@ FILE *const loom__lua_stdout = NULL;
 FILE *const loom__lua_stderr = NULL;
 
 enum { MAX_LUA_BYTES = 512 << 20, HOOK_INSTRUCTIONS = 100000 };
+enum { MAX_MANIFEST_BYTES = 64 << 20, MAX_MANIFEST_INSTRUCTIONS = 100000000 };
 
 struct loom__generator {
     lua_State *lua;
     const loom__memory *memory;
-    size_t used_bytes;
+    size_t used_bytes, max_bytes;
     bool over_bytes;                         /* in this visit */
+    bool no_memory;                          /* likewise: the system gave none */
     uint64_t max_instructions, instructions; /* of a visit, and run in it so far */
     loom__arena arena;                       /* files of LOOM_GEN_DIR */
     const loom__file *files;
     int num_files;
     int main; /* registry reference of the table main.lua returns */
+    int32_t grammar;
     char digest[33];
 };
 
@@ -162,12 +166,17 @@ static void *lua_resize(void *user, void *block, size_t old_bytes, size_t bytes)
         generator->used_bytes -= old_bytes;
         return NULL;
     }
-    if (bytes > old_bytes && bytes - old_bytes > MAX_LUA_BYTES - generator->used_bytes) {
+    size_t room =
+        generator->max_bytes > generator->used_bytes ? generator->max_bytes - generator->used_bytes : 0;
+    if (bytes > old_bytes && bytes - old_bytes > room) {
         generator->over_bytes = true;
         return NULL;
     }
     void *resized = memory->resize(memory->user, block, bytes);
-    if (resized) generator->used_bytes = generator->used_bytes - old_bytes + bytes;
+    if (resized)
+        generator->used_bytes = generator->used_bytes - old_bytes + bytes;
+    else
+        generator->no_memory = true;
     return resized;
 }
 
@@ -182,8 +191,34 @@ static void count_instructions(lua_State *lua, lua_Debug *activation) {
     generator->instructions += HOOK_INSTRUCTIONS;
     if (generator->instructions < generator->max_instructions) return;
     lua_sethook(lua, count_instructions, LUA_MASKCOUNT, 1);
-    luaL_error(lua, "it ran more than %I instructions, the limit of Lua files of LOOM_GEN_DIR",
-               (LUAI_UACINT)generator->max_instructions);
+    luaL_where(lua, 0); /* a hook has no level of its own */
+    lua_pushfstring(
+        lua, "it ran more than %I instructions, the limit of manifests and of Lua files of LOOM_GEN_DIR",
+        (LUAI_UACINT)generator->max_instructions);
+    lua_concat(lua, 2);
+    lua_error(lua);
+}
+
+/* run_limited(chunk): calls it with the limits of a manifest, and returns what pcall does. */
+static int lua_run_limited(lua_State *lua) {
+    loom__generator *generator = generator_of(lua);
+    uint64_t max_instructions = generator->max_instructions, instructions = generator->instructions;
+    lua_Hook hook = lua_gethook(lua);
+    if (max_instructions > MAX_MANIFEST_INSTRUCTIONS) generator->max_instructions = MAX_MANIFEST_INSTRUCTIONS;
+    generator->instructions = 0;
+    generator->max_bytes = generator->used_bytes + MAX_MANIFEST_BYTES;
+    lua_sethook(lua, count_instructions, LUA_MASKCOUNT, HOOK_INSTRUCTIONS);
+    int failed = lua_pcall(lua, 0, 1, 0);
+    lua_sethook(lua, hook, hook ? LUA_MASKCOUNT : 0, HOOK_INSTRUCTIONS);
+    generator->max_instructions = max_instructions;
+    generator->instructions = instructions;
+    generator->max_bytes = MAX_LUA_BYTES;
+    if (failed == LUA_ERRMEM && generator->over_bytes)
+        lua_pushfstring(lua, "it used more than %d bytes of memory, the limit of manifests",
+                        MAX_MANIFEST_BYTES);
+    lua_pushboolean(lua, !failed);
+    lua_insert(lua, -2);
+    return 2;
 }
 
 /* load(chunk, name, mode, env) with mode "t": binary chunks could do anything. */
@@ -258,6 +293,28 @@ static int lua_refuse_global(lua_State *lua) {
     return luaL_error(lua, "global name '%s' is not defined", luaL_tolstring(lua, 2, NULL));
 }
 
+static lua_Integer integer_field(lua_State *lua, int table, const char *name) {
+    int is_integer;
+    lua_getfield(lua, table, name);
+    lua_Integer value = lua_tointegerx(lua, -1, &is_integer);
+    if (!is_integer) luaL_error(lua, "'%s' is not an integer", name);
+    lua_pop(lua, 1);
+    return value;
+}
+
+static int32_t int_field(lua_State *lua, int table, const char *name) {
+    lua_Integer value = integer_field(lua, table, name);
+    if (value < INT32_MIN || value > INT32_MAX) luaL_error(lua, "'%s' is out of range", name);
+    return (int32_t)value;
+}
+
+/* 0 where it is left out. */
+static int32_t optional_int(lua_State *lua, int table, const char *name) {
+    bool absent = lua_getfield(lua, table, name) == LUA_TNIL;
+    lua_pop(lua, 1);
+    return absent ? 0 : int_field(lua, table, name);
+}
+
 static int open_state(lua_State *lua) {
     loom__generator *generator = lua_touserdata(lua, 1);
     static const luaL_Reg LIBRARIES[] = {{LUA_GNAME, luaopen_base},
@@ -288,6 +345,9 @@ static int open_state(lua_State *lua) {
     lua_pushlightuserdata(lua, generator);
     lua_pushcclosure(lua, lua_read_template, 1);
     lua_setfield(lua, -2, "read_template");
+    lua_pushlightuserdata(lua, generator);
+    lua_pushcclosure(lua, lua_run_limited, 1);
+    lua_setfield(lua, -2, "run_limited");
     lua_newtable(lua);
     lua_pushcfunction(lua, lua_refuse_global);
     lua_setfield(lua, -2, "__index");
@@ -299,6 +359,7 @@ static int open_state(lua_State *lua) {
     lua_pushliteral(lua, "main");
     lua_call(lua, 1, 1);
     luaL_checktype(lua, -1, LUA_TTABLE);
+    generator->grammar = optional_int(lua, lua_gettop(lua), "grammar");
     generator->main = luaL_ref(lua, LUA_REGISTRYINDEX);
     lua_gc(lua, LUA_GCRESTART);
     return 0;
@@ -313,7 +374,7 @@ typedef struct job {
     loom_error *error;
     loom_status status; /* of the answer; a raised error gives INTERNAL or MEMORY */
     const char *function;
-    const char *text;
+    const char *text, *name, *archs;
     const loom__request *request;
     loom_pass pass;
     int reference, index;
@@ -329,7 +390,8 @@ static int add_traceback(lua_State *lua) {
 static loom_status visit(loom_context *context, lua_State *lua, lua_CFunction body, void *argument,
                          loom_error *error) {
     loom__generator *generator = context->generator;
-    generator->over_bytes = false;
+    generator->max_bytes = MAX_LUA_BYTES;
+    generator->over_bytes = generator->no_memory = false;
     generator->instructions = 0;
     if (context->environment.loom_gen_dir)
         lua_sethook(lua, count_instructions, LUA_MASKCOUNT, HOOK_INSTRUCTIONS);
@@ -364,6 +426,7 @@ static loom_status create_generator(loom_context *context, loom_error *error) {
     memset(generator, 0, sizeof *generator);
     generator->arena.memory = &context->memory;
     generator->memory = &context->memory;
+    generator->max_bytes = MAX_LUA_BYTES;
     generator->max_instructions = context->generator_instructions;
     context->generator = generator;
     loom_status status = load_files(context, generator, error);
@@ -391,8 +454,9 @@ static loom_status run_job(loom_context *context, lua_CFunction body, job *j) {
     loom_status status = context->generator ? LOOM_OK : create_generator(context, j->error);
     if (status == LOOM_OK) {
         status = visit(context, context->generator->lua, body, j, j->error);
-        if (j->status == LOOM_MEMORY) status = loom__fail_memory(j->error);
         if (status == LOOM_OK) status = j->status;
+        if (j->status == LOOM_MEMORY || (status != LOOM_OK && context->generator->no_memory))
+            status = loom__fail_memory(j->error);
     }
     loom__context_unlock(context);
     return status;
@@ -403,6 +467,15 @@ loom_status loom__generator_digest(loom_context *context, char digest[33], loom_
     loom__context_lock(context);
     if (!context->generator) status = create_generator(context, error);
     if (status == LOOM_OK) memcpy(digest, context->generator->digest, 33);
+    loom__context_unlock(context);
+    return status;
+}
+
+loom_status loom__generator_grammar(loom_context *context, int32_t *grammar, loom_error *error) {
+    loom_status status = LOOM_OK;
+    loom__context_lock(context);
+    if (!context->generator) status = create_generator(context, error);
+    if (status == LOOM_OK) *grammar = context->generator->grammar;
     loom__context_unlock(context);
     return status;
 }
@@ -443,28 +516,6 @@ static const char *text_field(lua_State *lua, job *j, int table, const char *nam
     const char *text = optional_text(lua, j, table, name);
     if (!text) luaL_error(lua, "the generator left out '%s'", name);
     return text;
-}
-
-static lua_Integer integer_field(lua_State *lua, int table, const char *name) {
-    int is_integer;
-    lua_getfield(lua, table, name);
-    lua_Integer value = lua_tointegerx(lua, -1, &is_integer);
-    if (!is_integer) luaL_error(lua, "'%s' is not an integer", name);
-    lua_pop(lua, 1);
-    return value;
-}
-
-static int32_t int_field(lua_State *lua, int table, const char *name) {
-    lua_Integer value = integer_field(lua, table, name);
-    if (value < INT32_MIN || value > INT32_MAX) luaL_error(lua, "'%s' is out of range", name);
-    return (int32_t)value;
-}
-
-/* 0 where it is left out. */
-static int32_t optional_int(lua_State *lua, int table, const char *name) {
-    bool absent = lua_getfield(lua, table, name) == LUA_TNIL;
-    lua_pop(lua, 1);
-    return absent ? 0 : int_field(lua, table, name);
 }
 
 static bool bool_field(lua_State *lua, int table, const char *name) {
@@ -667,7 +718,7 @@ static void take_kernel(lua_State *lua, job *j, int table, loom__kernel_text *k)
     luaL_checktype(lua, args, LUA_TTABLE);
     k->args_bytes = int_field(lua, args, "size");
     k->num_rows = list_field(lua, args, "rows");
-    loom__pack_text *rows = keep_bytes(lua, j, (size_t)k->num_rows * sizeof *rows);
+    loom__arg_text *rows = keep_bytes(lua, j, (size_t)k->num_rows * sizeof *rows);
     for (int32_t i = 0; i < k->num_rows; i++) {
         int row = push_row(lua, args + 1, i);
         rows[i].offset = int_field(lua, row, "offset");
@@ -784,6 +835,57 @@ loom_status loom__generator_candidates(loom_context *context, const loom__reques
     *list = found.list;
     *num = found.num;
     return LOOM_OK;
+}
+
+/* -- Manifests ------------------------------------------------------------------------------------------- */
+
+static loom_shape take_shape(lua_State *lua, int table) {
+    return (loom_shape){.batch = integer_field(lua, table, "batch"),
+                        .heads_q = integer_field(lua, table, "heads_q"),
+                        .heads_kv = integer_field(lua, table, "heads_kv"),
+                        .seq_q = integer_field(lua, table, "seq_q"),
+                        .seq_k = integer_field(lua, table, "seq_k")};
+}
+
+static int read_manifest(lua_State *lua) {
+    job *j = lua_touserdata(lua, 1);
+    loom__manifest *manifest = j->result;
+    push_main(lua, j->context, "manifest");
+    lua_pushstring(lua, j->text);
+    lua_pushstring(lua, j->name);
+    lua_pushstring(lua, j->archs);
+    if (!call_main(lua, j, 3)) return 0;
+    int table = lua_gettop(lua);
+    luaL_checktype(lua, table, LUA_TTABLE);
+    manifest->num = (int32_t)luaL_len(lua, table);
+    loom__manifest_entry *entries = keep_bytes(lua, j, (size_t)manifest->num * sizeof *entries);
+    for (int32_t i = 0; i < manifest->num; i++) {
+        loom__manifest_entry *e = &entries[i];
+        int row = push_row(lua, table, i);
+        *e = (loom__manifest_entry){.place = text_field(lua, j, row, "place"),
+                                    .problem = text_field(lua, j, row, "problem"),
+                                    .arch = optional_text(lua, j, row, "arch"),
+                                    .target = optional_text(lua, j, row, "target"),
+                                    .schedule = optional_text(lua, j, row, "schedule"),
+                                    .schedule_backward = optional_text(lua, j, row, "schedule_backward")};
+        if (lua_getfield(lua, row, "hint") != LUA_TNIL) e->hint = take_shape(lua, lua_gettop(lua));
+        lua_settop(lua, table);
+    }
+    manifest->entries = entries;
+    return 0;
+}
+
+loom_status loom__generator_manifest(loom_context *context, const char *text, const char *name,
+                                     const char *archs, loom__arena *arena, loom__manifest *manifest,
+                                     loom_error *error) {
+    job j = {.context = context,
+             .arena = arena,
+             .error = error,
+             .text = text,
+             .name = name,
+             .archs = archs,
+             .result = manifest};
+    return run_job(context, read_manifest, &j);
 }
 
 /* -- Texts for people ------------------------------------------------------------------------------------ */

@@ -47,12 +47,12 @@ typedef struct loom__request {
 } loom__request;
 
 /* What a descriptor of docs/design.md section 5 says, as text; plan.c resolves it. */
-typedef struct loom__pack_text {
+typedef struct loom__arg_text {
     int32_t offset;
     const char *type;   /* map ptr i64 i32 u32 f32 */
     const char *source; /* "q.stride.seq" */
     int32_t box_rows, box_chunks; /* of a map */
-} loom__pack_text;
+} loom__arg_text;
 
 /* A piece of memory beside the tensors: `bytes` for each of the dims, which are texts like those of a param.
  */
@@ -79,7 +79,7 @@ typedef struct loom__kernel_text {
     const loom__region_text *regions;
     int32_t args_bytes;
     int32_t num_rows;
-    const loom__pack_text *rows;
+    const loom__arg_text *rows;
 } loom__kernel_text;
 
 typedef struct loom__generated {
@@ -107,6 +107,29 @@ loom_status loom__generator_candidates(loom_context *context, const loom__reques
                                        loom__arena *arena, const loom__candidate **list, int32_t *num,
                                        loom_error *error);
 
+/* -- Manifests ------------------------------------------------------------------------------------------- */
+
+/* A problem of a manifest for an arch, as gen/manifest.lua reads it. */
+typedef struct loom__manifest_entry {
+    const char *place;                        /* "kernels.lua:4", for messages */
+    const char *problem;                      /* as written, without errors */
+    const char *arch;                         /* NULL: it is for none that was asked for */
+    const char *target;                       /* NULL: the best one for the arch */
+    const char *schedule, *schedule_backward; /* NULL: the generator's choice */
+    loom_shape hint;
+} loom__manifest_entry;
+
+typedef struct loom__manifest {
+    int32_t num;
+    const loom__manifest_entry *entries;
+} loom__manifest;
+
+/* Runs the text of a manifest within limits, for archs as in "sm_80,sm_90a"; `name` is that of its file in
+ * messages. INVALID with field "manifest" and all that is wrong, a line each, or with field "arch". */
+loom_status loom__generator_manifest(loom_context *context, const char *text, const char *name,
+                                     const char *archs, loom__arena *arena, loom__manifest *manifest,
+                                     loom_error *error);
+
 /* -- Texts for people ------------------------------------------------------------------------------------ */
 
 /* One self-contained .cu with the pass's kernels, a launcher and a self-check. */
@@ -123,6 +146,8 @@ loom_status loom__generator_why(loom_context *context, const loom__request *requ
 
 /* 32 hex digits over every path and byte of gen/ and templates/: part of each cache key. */
 loom_status loom__generator_digest(loom_context *context, char digest[33], loom_error *error);
+/* Version of the problem text. */
+loom_status loom__generator_grammar(loom_context *context, int32_t *grammar, loom_error *error);
 void loom__generator_destroy(loom_context *context);
 
 #endif

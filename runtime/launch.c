@@ -472,7 +472,7 @@ static void pack_args(const loom__plan_kernel *kernel, const int64_t *values, co
                       unsigned char *out) {
     memset(out, 0, (size_t)kernel->args_bytes);
     for (int32_t i = 0; i < kernel->num_rows; i++) {
-        const loom__pack_row *row = &kernel->rows[i];
+        const loom__arg_row *row = &kernel->rows[i];
         if (row->bytes == 8) {
             memcpy(out + row->offset, &values[row->value], 8);
         } else if (row->bytes == LOOM__MAP_BYTES) {

@@ -1,6 +1,6 @@
 /* plan.c - the slow path: from a problem text to loaded kernels.
  *
- *     generator -> packing tables -> for each kernel: cache, else source and compile, in parallel -> load
+ *     generator -> argument tables -> each kernel, in parallel: pack, else cache, else compile -> load
  *
  * Called through attnloom.h. Up to the tables the context's lock is held (describe); what follows (construct)
  * runs without it, on a thread of the plan with LOOM_ASYNC, and takes it for each visit to Lua. Plans compile
@@ -18,6 +18,8 @@
 
 #include "cache.h"
 #include "compile.h"
+#include "pack.h"
+#include "record.h"
 
 /* -- Checking the description ---------------------------------------------------------------------------- */
 
@@ -252,7 +254,7 @@ static loom_status read_regions(loom__plan_pass *pass, const loom__kernel_text *
 }
 
 /* Index of a map among those of the variant, to which it is added; -1 if it cannot be. */
-static int32_t add_map(loom__plan_variant *variant, const loom__pack_text *text) {
+static int32_t add_map(loom__plan_variant *variant, const loom__arg_text *text) {
     enum { MAX_BOX_ROWS = 256 }; /* of the TMA unit */
     size_t length = strcspn(text->source, ".");
     int32_t tensor = strcmp(text->source + length, ".map") ? -1 : find_tensor(text->source, length);
@@ -282,11 +284,11 @@ static loom_status read_rows(loom_plan *plan, loom__plan_pass *pass, const loom_
                           "kernel %s takes %d bytes of arguments, at most %d are supported: use fewer params",
                           text->name, text->args_bytes, LOOM__MAX_ARGS_BYTES);
     }
-    loom__pack_row *rows = loom__arena_alloc(&plan->arena, (size_t)text->num_rows * sizeof *rows);
+    loom__arg_row *rows = loom__arena_alloc(&plan->arena, (size_t)text->num_rows * sizeof *rows);
     loom__plan_variant *variant = variant_of(pass, (int32_t)(kernel - plan->kernels));
     if (!rows) return loom__fail_memory(error);
     for (int32_t i = 0; i < text->num_rows; i++) {
-        const loom__pack_text *from = &text->rows[i];
+        const loom__arg_text *from = &text->rows[i];
         bool map = strcmp(from->type, "map") == 0;
         bool wide = strcmp(from->type, "ptr") == 0 || strcmp(from->type, "i64") == 0;
         if (!map && !wide && strcmp(from->type, "i32") && strcmp(from->type, "u32") &&
@@ -301,7 +303,7 @@ static loom_status read_rows(loom_plan *plan, loom__plan_pass *pass, const loom_
         if (from->offset < 0 || from->offset + bytes > text->args_bytes) {
             return bad_descriptor(text, "argument outside its struct:", from->source, error);
         }
-        rows[i] = (loom__pack_row){(uint16_t)from->offset, (uint16_t)bytes, (uint16_t)value};
+        rows[i] = (loom__arg_row){(uint16_t)from->offset, (uint16_t)bytes, (uint16_t)value};
     }
     kernel->rows = rows;
     kernel->num_rows = text->num_rows;
@@ -368,11 +370,11 @@ static loom_status read_kernel(loom_plan *plan, const loom__kernel_text *text, i
 }
 
 static loom_status resolve(loom_plan *plan, const loom__generated *generated, loom_error *error) {
-    plan->num_kernels = generated->num_kernels;
     plan->kernels = loom__arena_alloc(&plan->arena, (size_t)generated->num_kernels * sizeof *plan->kernels);
     if (!plan->kernels) return loom__fail_memory(error);
+    plan->num_kernels = generated->num_kernels;
+    for (int32_t i = 0; i < generated->num_kernels; i++) plan->kernels[i].host_module.fd = -1;
     for (int32_t i = 0; i < generated->num_kernels; i++) {
-        plan->kernels[i].host_module.fd = -1;
         const loom__kernel_text *text = &generated->kernels[i];
         LOOM_TRY(plan->context, read_kernel(plan, text, i, error));
         LOOM_TRY(plan->context,
@@ -391,9 +393,11 @@ static loom_status resolve(loom_plan *plan, const loom__generated *generated, lo
 /* One kernel on its way from text to binary. */
 typedef struct build {
     int32_t index; /* in the plan */
-    const char *slug, *key, *label, *source;
+    const char *slug, *label, *source;
+    const char *key;        /* up to the compiler until that is known */
+    const loom__pack *pack; /* that has it, NULL: none */
     loom__entry entry;
-    bool hit; /* found in the cache and, unless status says why not, loaded */
+    bool hit; /* found in a pack or the cache and, unless status says why not, loaded */
     /* Of the thread that works on it: */
     loom__arena arena;
     loom__compiled compiled;
@@ -548,6 +552,7 @@ static void set_facts(loom__plan_kernel *kernel, const build *b, bool cached) {
     facts->certificate = b->entry.certificate;
     facts->binary = b->entry.binary;
     facts->binary_bytes = b->entry.binary_bytes;
+    facts->pack = b->pack ? b->pack->name : "";
     facts->cached = cached;
     facts->registers = b->entry.registers;
     facts->spill_bytes = b->entry.spill_bytes;
@@ -557,34 +562,20 @@ static void set_facts(loom__plan_kernel *kernel, const build *b, bool cached) {
 static void find_kernel(build_list *list, build *b) {
     loom_plan *plan = list->plan;
     loom__plan_kernel *kernel = &plan->kernels[b->index];
-    b->hit = loom__cache_load(plan->context, b->slug, b->key, plan->host, &b->arena, &b->entry);
+    b->hit = b->pack || loom__cache_load(plan->context, b->slug, b->key, plan->host, &b->arena, &b->entry);
     if (!b->hit) return;
     set_facts(kernel, b, true);
     b->status = load_kernel(plan, &b->entry, kernel, &b->arena, &b->error);
 }
 
-/* Finds kernels in the cache and loads them. */
+/* Finds kernels in packs and the cache and loads them. */
 static void find_all(loom_plan *plan, build **jobs, int32_t num_jobs) {
     enum { KERNELS_PER_THREAD = 2 }; /* for fewer a thread costs more than it saves */
     build_list list = {.plan = plan, .work = find_kernel, .jobs = jobs, .num_jobs = num_jobs};
     run_jobs(&list, num_jobs / KERNELS_PER_THREAD);
     for (int32_t i = 0; i < num_jobs; i++)
-        loom__log(plan->context, LOOM__LOG_COMPILE, "cache %s kernel=%s", jobs[i]->hit ? "hit" : "miss",
-                  jobs[i]->label);
-}
-
-/* Names and keys of a kernel. */
-static loom_status prepare_build(loom_plan *plan, const loom__generated *generated,
-                                 const loom__problem_info *info, const char *digest, const char *compiler_key,
-                                 int32_t index, build *b, loom_error *error) {
-    const loom__kernel_text *text = &generated->kernels[index];
-    loom__arena *arena = &plan->arena;
-    b->index = index;
-    b->label = loom__arena_print(arena, "%s-%s", text->name, text->variant);
-    b->slug = loom__arena_print(arena, "%s-%s-d%d-%d-%s-%s", text->name, info->dtype, info->d, info->dv,
-                                text->variant, plan->kernels[index].arch);
-    b->key = loom__arena_print(arena, "%sgenerator %s\n%s", text->key, digest, compiler_key);
-    return b->label && b->slug && b->key ? LOOM_OK : loom__fail_memory(error);
+        loom__log(plan->context, LOOM__LOG_COMPILE, "%s %s kernel=%s", jobs[i]->pack ? "pack" : "cache",
+                  jobs[i]->hit ? "hit" : "miss", jobs[i]->label);
 }
 
 /* A cached kernel that does not load is as good as none: it is built anew, once. */
@@ -645,8 +636,12 @@ struct loom__construction {
     loom_plan *plan;
     loom__problem_info info;
     loom__generated generated;
-    const loom__toolchain *toolchain;
-    char digest[33]; /* of the generator */
+    build *builds;                    /* one a kernel */
+    int32_t num_missing;              /* in packs */
+    const char *manifest_line;        /* that asks for the same kernels */
+    const char *written;              /* the problem as it was given */
+    loom_shape hint;
+    const loom__toolchain *toolchain; /* NULL while no kernel is missing */
     bool no_compile;
     double start;
     /* With LOOM_ASYNC: */
@@ -687,36 +682,47 @@ static loom_status build_claimed(loom__construction *c, build **missing, int32_t
     return status;
 }
 
+/* What is missing, and how to come by it. `cache`: its folder, or why it cannot be asked. */
+static loom_status fail_missing(const loom__construction *c, const build *first, int32_t num_missing,
+                                const char *cache, loom_error *error) {
+    const loom_plan *plan = c->plan;
+    size_t length = 0;
+    const char *schedule = loom__key_value(first->key, "schedule", &length);
+    return loom__fail(error, LOOM_NOT_FOUND, "desc.flags",
+                      "%d of %d kernels are in no pack and not in the cache (%s), and LOOM_NO_COMPILE "
+                      "forbids to build them; "
+                      "the first is %s, schedule '%.*s', for %s, of the problem\n    %s%s%s",
+                      num_missing, plan->num_kernels, cache, first->label, (int)length,
+                      schedule ? schedule : "", plan->kernels[first->index].arch,
+                      plan->texts[LOOM_TEXT_PROBLEM],
+                      plan->host ? "" : "\nThis entry of a manifest has them built by `attnloom pack`:\n    ",
+                      plan->host ? "" : c->manifest_line);
+}
+
 static loom_status build_kernels(loom__construction *c, loom_error *error) {
     loom_plan *plan = c->plan;
     loom_context *context = plan->context;
     const loom__generated *generated = &c->generated;
     size_t count = (size_t)generated->num_kernels;
-    build *builds = loom__arena_alloc(&plan->arena, count * sizeof *builds);
     build **all = loom__arena_alloc(&plan->arena, count * sizeof *all);
     build **missing = loom__arena_alloc(&plan->arena, count * sizeof *missing);
     int32_t num_missing = 0;
-    if (!builds || !all || !missing) return loom__fail_memory(error);
-    for (int32_t i = 0; i < generated->num_kernels; i++) {
-        build *b = all[i] = &builds[i];
-        LOOM_TRY(context,
-                 prepare_build(plan, generated, &c->info, c->digest, c->toolchain->identity, i, b, error));
-    }
+    if (!all || !missing) return loom__fail_memory(error);
+    for (int32_t i = 0; i < generated->num_kernels; i++) all[i] = &c->builds[i];
     find_all(plan, all, generated->num_kernels);
     for (int32_t i = 0; i < generated->num_kernels; i++) {
         if (!all[i]->hit) missing[num_missing++] = all[i];
     }
     if (num_missing && c->no_compile) {
-        return loom__fail(
-            error, LOOM_NOT_FOUND, "desc.flags",
-            "%d of %d kernels are not in the cache (%s), first %s, and LOOM_NO_COMPILE forbids to build them",
-            num_missing, generated->num_kernels, *context->cache_dir ? context->cache_dir : "in memory",
-            missing[0]->slug);
+        return fail_missing(c, missing[0], num_missing,
+                            *context->cache_dir ? context->cache_dir : "in memory", error);
     }
     if (num_missing) LOOM_TRY(context, build_claimed(c, missing, num_missing, error));
     for (int32_t i = 0; i < generated->num_kernels; i++) {
         build *b = all[i];
         if (!b->hit || b->status == LOOM_OK) continue;
+        if (b->pack)
+            return loom__fail(error, b->status, "pack", "%s: %s: %s", b->pack->name, b->label, b->error.text);
         if (b->status == LOOM_UNSUPPORTED || b->status == LOOM_MEMORY || c->no_compile) {
             if (error && error->size >= sizeof *error) *error = b->error;
             return b->status;
@@ -724,6 +730,109 @@ static loom_status build_kernels(loom__construction *c, loom_error *error) {
         LOOM_TRY(context, load_again(plan, b, generated, c->toolchain->name, "it does not load", error));
     }
     return LOOM_OK;
+}
+
+/* -- Packs ----------------------------------------------------------------------------------------------- */
+
+/* Names and keys of the kernels, and what of them packs have. */
+static loom_status look_into_packs(loom__construction *c, loom_error *error) {
+    loom_plan *plan = c->plan;
+    loom__arena *arena = &plan->arena;
+    const loom__problem_info *info = &c->info;
+    char digest[33];
+    LOOM_TRY(plan->context, loom__generator_digest(plan->context, digest, error));
+    c->builds = loom__arena_alloc(arena, (size_t)c->generated.num_kernels * sizeof *c->builds);
+    c->num_missing = 0;
+    if (!c->builds) return loom__fail_memory(error);
+    for (int32_t i = 0; i < c->generated.num_kernels; i++) {
+        const loom__kernel_text *text = &c->generated.kernels[i];
+        build *b = &c->builds[i];
+        b->index = i;
+        b->label = loom__arena_print(arena, "%s-%s", text->name, text->variant);
+        b->slug = loom__arena_print(arena, "%s-%s-d%d-%d-%s-%s", text->name, info->dtype, info->d, info->dv,
+                                    text->variant, text->arch ? text->arch : c->generated.arch);
+        b->key = loom__arena_print(arena, "%sgenerator %s\n", text->key, digest);
+        if (!b->label || !b->slug || !b->key) return loom__fail_memory(error);
+        const loom__pack_kernel *found = loom__pack_find(plan->context, b->key, &b->pack);
+        if (found) {
+            b->key = found->key;
+            b->entry = found->entry;
+        } else {
+            c->num_missing++;
+        }
+    }
+    return LOOM_OK;
+}
+
+/* Number of an arch, 86 of sm_86; 0: it has none. */
+static int32_t arch_number(const char *arch) {
+    return strncmp(arch, "sm_", 3) ? 0 : (int32_t)strtol(arch + 3, NULL, 10);
+}
+
+/* The largest number below `limit` of an arch of packs with the same major, whose code runs on it too; 0:
+ * none. */
+static int32_t older_arch(const loom_context *context, int32_t limit) {
+    int32_t best = 0;
+    for (const loom__pack *pack = context->packs; pack; pack = pack->next) {
+        for (const char *at = pack->archs; (at = strstr(at, "sm_")); at += 3) {
+            int32_t number = arch_number(at);
+            if (number < limit && number / 10 == limit / 10 && number > best) best = number;
+        }
+    }
+    return best;
+}
+
+/* Whether packs have all kernels and the device room for them. */
+static bool is_covered(const loom__construction *c) {
+    for (int32_t i = 0; i < c->generated.num_kernels; i++) {
+        if (c->generated.kernels[i].smem_bytes > c->plan->device->smem_bytes) return false;
+    }
+    return c->num_missing == 0;
+}
+
+/* Where packs lack kernels of the device's own arch but have all of an older one that runs there, these are
+ * taken. */
+static loom_status take_older_arch(loom__construction *c, const loom__request *request, loom_error *error) {
+    loom_context *context = c->plan->context;
+    loom__request older = *request;
+    loom__generated own = c->generated;
+    build *own_builds = c->builds;
+    int32_t own_missing = c->num_missing;
+    char name[16];
+    for (int32_t number = older_arch(context, arch_number(request->arch)); number;
+         number = older_arch(context, number)) {
+        snprintf(name, sizeof name, "sm_%d", number);
+        older.arch = name;
+        loom_status status = loom__generator_plan(context, &older, &c->plan->arena, &c->generated, NULL);
+        if (status == LOOM_OK) status = look_into_packs(c, error);
+        bool covered = status == LOOM_OK && is_covered(c);
+        loom__generator_release(context, covered ? &own : &c->generated);
+        if (covered) return LOOM_OK;
+        c->generated = own;
+        c->builds = own_builds;
+        c->num_missing = own_missing;
+        if (status == LOOM_MEMORY) return loom__fail_memory(error);
+    }
+    return LOOM_OK;
+}
+
+/* The rest of the keys of what is to be looked for in the cache, and maybe compiled. */
+static loom_status find_toolchain(loom__construction *c, loom_error *error) {
+    loom_plan *plan = c->plan;
+    loom_context *context = plan->context;
+    const build *first = NULL;
+    loom_status status = plan->host ? loom__cc_find(context, &c->toolchain, error)
+                                    : loom__nvrtc_find(context, &c->toolchain, error);
+    for (int32_t i = 0; i < plan->num_kernels && status == LOOM_OK; i++) {
+        build *b = &c->builds[i];
+        if (!b->pack) b->key = loom__arena_print(&plan->arena, "%s%s", b->key, c->toolchain->identity);
+        if (!b->key) return loom__fail_memory(error);
+    }
+    if (status != LOOM_COMPILE || !c->no_compile || plan->host) return status;
+    for (int32_t i = plan->num_kernels - 1; i >= 0; i--) {
+        if (!c->builds[i].pack) first = &c->builds[i];
+    }
+    return fail_missing(c, first, c->num_missing, "which cannot be asked without NVRTC", error);
 }
 
 /* -- Plans ----------------------------------------------------------------------------------------------- */
@@ -757,7 +866,16 @@ static loom_status describe(loom__construction *c, const loom_plan_desc *desc, l
     loom__request request;
     LOOM_TRY(context, make_request(context, desc, &request, &plan->device, error));
     LOOM_TRY(context, loom__problem_query(context, desc->problem, &plan->arena, &c->info, error));
-    LOOM_TRY(context, loom__generator_plan(context, &request, &plan->arena, generated, error));
+    loom_status found = loom__generator_plan(context, &request, &plan->arena, generated, error);
+    if (found != LOOM_OK && found != LOOM_NOT_FOUND) return found;
+    if (found == LOOM_OK) LOOM_TRY(context, look_into_packs(c, error));
+    if ((found == LOOM_NOT_FOUND || c->num_missing) && plan->device)
+        LOOM_TRY(context, take_older_arch(c, &request, error));
+    if (!generated->num_kernels) return found;
+    c->manifest_line = loom__manifest_line(&plan->arena, &request, generated->problem, generated->arch);
+    c->written = loom__arena_copy(&plan->arena, desc->problem, strlen(desc->problem));
+    if (!c->manifest_line || !c->written) return loom__fail_memory(error);
+    c->hint = desc->hint;
     plan->driver = context->driver;
     plan->d = c->info.d;
     plan->dv = c->info.dv;
@@ -775,9 +893,7 @@ static loom_status describe(loom__construction *c, const loom_plan_desc *desc, l
     loom__log(context, LOOM__LOG_CANDIDATE, "plan why=\n%s", generated->why);
     LOOM_TRY(context, read_params(plan, &c->info, error));
     LOOM_TRY(context, resolve(plan, generated, error));
-    LOOM_TRY(context, loom__generator_digest(context, c->digest, error));
-    LOOM_TRY(context, plan->host ? loom__cc_find(context, &c->toolchain, error)
-                                 : loom__nvrtc_find(context, &c->toolchain, error));
+    if (c->num_missing) LOOM_TRY(context, find_toolchain(c, error));
     if (plan->host) plan->texts[LOOM_TEXT_ARCH] = c->toolchain->triple;
     return LOOM_OK;
 }
@@ -827,19 +943,19 @@ static loom_status start_async(loom__construction *c, loom_error *error) {
     return LOOM_OK;
 }
 
-loom_status loom_plan_create(loom_context *context, const loom_plan_desc *desc, loom_plan **plan,
-                             loom_error *error) {
+/* A plan without kernels, with all that is known before these. Its construction holds on to the generator. */
+static loom_status begin(loom_context *context, const loom_plan_desc *desc, loom_plan **plan,
+                         loom_error *error) {
     LOOM_TRY(NULL, check_desc(context, desc, plan, error));
     loom_plan *made = context->memory.resize(context->memory.user, NULL, sizeof *made);
     if (!made) return loom__fail_memory(error);
     memset(made, 0, sizeof *made);
     made->context = context;
     made->arena.memory = &context->memory;
-    loom_status status = LOOM_OK;
     loom__construction *c = loom__arena_alloc(&made->arena, sizeof *c);
     if (!c) {
-        status = loom__fail_memory(error);
-        goto out;
+        loom_plan_destroy(made);
+        return loom__fail_memory(error);
     }
     made->construction = c;
     c->plan = made;
@@ -847,10 +963,23 @@ loom_status loom_plan_create(loom_context *context, const loom_plan_desc *desc, 
     c->no_compile = desc->flags & LOOM_NO_COMPILE;
     c->start = loom__now();
     loom__context_lock(context);
-    status = describe(c, desc, error);
+    loom_status status = describe(c, desc, error);
     if (status != LOOM_OK) loom__generator_release(context, &c->generated);
     loom__context_unlock(context);
-    if (status != LOOM_OK) goto out;
+    if (status == LOOM_OK)
+        *plan = made;
+    else
+        loom_plan_destroy(made);
+    return status;
+}
+
+loom_status loom_plan_create(loom_context *context, const loom_plan_desc *desc, loom_plan **plan,
+                             loom_error *error) {
+    loom_plan *made = NULL;
+    loom_status status = LOOM_OK;
+    if (plan) *plan = NULL;
+    LOOM_TRY(NULL, begin(context, desc, plan ? &made : NULL, error));
+    loom__construction *c = made->construction;
     if (desc->flags & LOOM_ASYNC) {
         status = start_async(c, error);
         if (status != LOOM_OK) loom__generator_release(context, &c->generated);
@@ -858,12 +987,39 @@ loom_status loom_plan_create(loom_context *context, const loom_plan_desc *desc, 
         status = construct(c, error);
         if (status == LOOM_OK) atomic_store_explicit(&made->state, LOOM__PLAN_READY, memory_order_release);
     }
-    if (status != LOOM_OK) goto out;
-    *plan = made;
-    return LOOM_OK;
-out:
-    loom_plan_destroy(made);
+    if (status == LOOM_OK)
+        *plan = made;
+    else
+        loom_plan_destroy(made);
     return status;
+}
+
+const char *loom__plan_record(const loom_plan *plan, loom__arena *arena) {
+    const loom__construction *c = plan->construction;
+    loom__record record = {
+        .written = c->written, .hint = c->hint, .info = c->info, .generated = c->generated};
+    return loom__record_print(arena, &record);
+}
+
+loom_status loom__plan_survey(loom_context *context, const loom_plan_desc *desc, loom__arena *arena,
+                              loom__survey *survey, loom_error *error) {
+    loom_plan *plan = NULL;
+    LOOM_TRY(context, begin(context, desc, &plan, error));
+    loom__construction *c = plan->construction;
+    const char *problem = plan->texts[LOOM_TEXT_PROBLEM], *target = plan->texts[LOOM_TEXT_TARGET];
+    const char *arch = plan->texts[LOOM_TEXT_ARCH];
+    *survey = (loom__survey){.problem = loom__arena_copy(arena, problem, strlen(problem)),
+                             .target = loom__arena_copy(arena, target, strlen(target)),
+                             .arch = loom__arena_copy(arena, arch, strlen(arch)),
+                             .num_kernels = plan->num_kernels};
+    for (int32_t i = 0; i < plan->num_kernels; i++) {
+        build *b = &c->builds[i];
+        survey->num_found +=
+            b->pack || loom__cache_load(context, b->slug, b->key, plan->host, &plan->arena, &b->entry);
+    }
+    loom__generator_release(context, &c->generated);
+    loom_plan_destroy(plan);
+    return survey->problem && survey->target && survey->arch ? LOOM_OK : loom__fail_memory(error);
 }
 
 loom_status loom__plan_fail_unready(const loom_plan *plan, loom_error *error) {
@@ -939,10 +1095,11 @@ loom_status loom_plan_kernel(const loom_plan *plan, int32_t index, loom_kernel *
     if (!plan || !kernel)
         return loom__fail(error, LOOM_INVALID, plan ? "kernel" : "plan", "%s is NULL",
                           plan ? "kernel" : "plan");
-    if (kernel->size < sizeof *kernel) {
+    const size_t first_bytes = offsetof(loom_kernel, pack); /* without what was appended later */
+    if (kernel->size < first_bytes) {
         return loom__fail(error, LOOM_INVALID, "kernel.size",
                           "size is %zu, this library needs %zu: use LOOM_KERNEL_INIT", kernel->size,
-                          sizeof *kernel);
+                          first_bytes);
     }
     if (index < 0 || index >= plan->num_kernels) {
         return loom__fail(error, LOOM_INVALID, "index", "index is %d, the plan has %d kernels", index,
@@ -950,7 +1107,7 @@ loom_status loom_plan_kernel(const loom_plan *plan, int32_t index, loom_kernel *
     }
     if (!loom__plan_is_ready(plan)) return loom__plan_fail_unready(plan, error);
     size_t size = kernel->size;
-    *kernel = plan->kernels[index].facts;
+    memcpy(kernel, &plan->kernels[index].facts, size < sizeof *kernel ? size : sizeof *kernel);
     kernel->size = size;
     return LOOM_OK;
 }

@@ -54,10 +54,10 @@ enum {
     LOOM__NUM_VALUES = LOOM__VALUE_PARAMS + LOOM__MAX_PLAN_PARAMS * LOOM__PARAM_VALUES
 };
 
-typedef struct loom__pack_row {
+typedef struct loom__arg_row {
     uint16_t offset, bytes; /* in the argument struct; 4, 8 or LOOM__MAP_BYTES */
     uint16_t value;         /* index among the values, of a map among the variant's maps */
-} loom__pack_row;
+} loom__arg_row;
 
 /* A tensor map that a variant's kernels take; a launch encodes it once. */
 typedef struct loom__plan_map {
@@ -84,7 +84,7 @@ typedef struct loom__plan_param {
 typedef struct loom__plan_kernel {
     loom_kernel facts;
     bool host_binary;
-    const loom__pack_row *rows;
+    const loom__arg_row *rows;
     int32_t num_rows;
     int32_t args_bytes;
     uint32_t needs;               /* bits of tensors, one of which must be wanted; 0: always */
@@ -148,6 +148,19 @@ struct loom_plan {
     loom__plan_kernel *kernels;
     loom__plan_pass passes[2]; /* by loom_pass */
 };
+
+/* The plan as a pack keeps it, see record.h; NULL: out of memory. */
+const char *loom__plan_record(const loom_plan *plan, loom__arena *arena);
+
+/* What a plan would find and what it would have to compile here. Texts in the arena. */
+typedef struct loom__survey {
+    const char *problem, *target, *arch;
+    int32_t num_kernels, num_found; /* the latter in packs or the cache */
+} loom__survey;
+
+/* Looks without compiling or loading; errors are those of loom_plan_create. */
+loom_status loom__plan_survey(loom_context *context, const loom_plan_desc *desc, loom__arena *arena,
+                              loom__survey *survey, loom_error *error);
 
 static inline bool loom__plan_is_ready(const loom_plan *plan) {
     return atomic_load_explicit(&plan->state, memory_order_acquire) == LOOM__PLAN_READY;

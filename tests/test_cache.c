@@ -105,7 +105,8 @@ static void test_no_compile(void **state) {
     desc.problem = "fp32";
     desc.device = LOOM_DEVICE_HOST;
     desc.flags = LOOM_NO_COMPILE;
-    assert_fails(error, LOOM_NOT_FOUND, "desc.flags", "1 of 1|forward-fp32|LOOM_NO_COMPILE|cache",
+    assert_fails(error, LOOM_NOT_FOUND, "desc.flags",
+                 "1 of 1|/cache)|LOOM_NO_COMPILE|forward-any, schedule 'tile=4'|\n    fp32",
                  loom_plan_create(context, &desc, &plan, &error));
     loom_plan_destroy(rig_plan(context, "fp32"));
     assert_ok(error, loom_plan_create(context, &desc, &plan, &error));

@@ -17,6 +17,7 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -24,6 +25,7 @@
 #include "cli.h"
 #include "compile.h"
 #include "device.h"
+#include "harness.h"
 #include "npy.h"
 
 enum { MAX_ARGUMENTS = 40, MAX_PATH = 512 };
@@ -108,7 +110,8 @@ static void expect_text(const char *text, const char *part) {
 
 /* -- Help and errors ------------------------------------------------------------------------------------ */
 
-static const char *const COMMANDS[] = {"emit", "why", "show", "run", "check", "compile", "bench", "cache", "info"};
+static const char *const COMMANDS[] = {"emit",  "why",  "show", "run",   "check", "compile",
+                                       "bench", "pack", "plan", "cache", "info"};
 
 static void help_is_printed(void **state) {
     (void)state;
@@ -696,6 +699,213 @@ static void compile_writes_files(void **state) {
     expect_text(got.err, "cannot be written");
 }
 
+/* -- Packs ---------------------------------------------------------------------------------------------- */
+
+static void write_file(const char *path, const char *text) {
+    FILE *file = fopen(path, "wb");
+    assert_non_null(file);
+    fputs(text, file);
+    fclose(file);
+}
+
+/* A library with NVRTC's interface, beside this program, in place of NVRTC. It knows sm_80, sm_86 and sm_90.
+ */
+static void take_stand_in(void) {
+    char path[MAX_PATH];
+    ssize_t length = readlink("/proc/self/exe", path, sizeof path - 16);
+    assert_true(length > 0);
+    path[length] = 0;
+    strcpy(strrchr(path, '/'), "/nvrtc12");
+    setenv("LOOM_NVRTC_DIR", path, 1);
+}
+
+static bool same_files(const char *a, const char *b) {
+    char command[2 * MAX_PATH + 32];
+    snprintf(command, sizeof command, "cmp -s '%s' '%s'", a, b);
+    return system(command) == 0;
+}
+
+static void pack_is_made(void **state) {
+    (void)state;
+    char manifest[MAX_PATH], pack[MAX_PATH], again[MAX_PATH];
+    path_in(manifest, "kernels.lua");
+    path_in(pack, "kernels.pack");
+    path_in(again, "again.pack");
+    take_stand_in();
+    write_file(manifest,
+               "local list = {{'bf16 d=64 causal', archs = {'sm_80'}}}\n"
+               "for _, d in ipairs {64, 96} do list[#list + 1] = ('fp16 d=%d backward'):format(d) end\n"
+               "return list\n");
+    outcome got = expect(RUN("plan", manifest, "--dry-run", "--arch", "sm_80,sm_90a"), 0);
+    expect_text(got.out,
+                "problem \"bf16 d=64 mask={k <= q}\" target mma arch sm_80 kernels 2 cached 0 missing 2\n");
+    expect_text(got.out,
+                "problem \"fp16 d=96 backward\" target hopper arch sm_90 kernels 8 cached 0 missing 8\n");
+    expect_text(got.out, "kernels 34 cached 0 missing 34 seconds ");
+    got = expect(RUN("pack", manifest, "--arch", "sm_80,sm_90a", "-o", pack), 0);
+    expect_text(got.err, "34 kernels of 5 problems and archs, 34 compiled");
+    got = expect(RUN("pack", "list", pack), 0);
+    expect_text(got.out, " toolkit 12.4 driver 12.0 archs \"sm_80 sm_90 sm_90a\" plans 5 kernels 34 bytes ");
+    expect_text(got.out, "problem \"bf16 d=64 mask={k <= q}\" target mma arch sm_80 kernel forward variant "
+                         "aligned schedule \"tile=");
+    assert_null(strstr(got.out, "bf16 d=64 mask={k <= q}\" target hopper"));
+    expect_text(expect(RUN("pack", "verify", pack), 0).out, "kernels.pack sound\n");
+    expect_text(expect(RUN("plan", manifest, "--dry-run", "--arch", "80,90"), 0).out,
+                "kernels 34 cached 34 missing 0 seconds 0\n");
+
+    /* From the cache, and from an empty one: the same bytes. */
+    got = expect(RUN("pack", manifest, "--arch", "90a,80", "-o", again), 0);
+    expect_text(got.err, " 0 compiled");
+    assert_true(same_files(pack, again));
+    expect(RUN("cache", "clear"), 0);
+    expect_text(expect(RUN("plan", manifest, "--arch", "80"), 0).out, "kernels 18 cached 0 missing 18\n");
+    expect(RUN("pack", manifest, "--arch", "sm_80,sm_90a", "-o", again), 0);
+    assert_true(same_files(pack, again));
+
+    got = expect(RUN("pack", manifest, "--arch", "sm_90", "-o", again), 0);
+    expect_text(got.err, "kernels.lua:1: \"bf16 d=64 causal\": left out, it is for other archs than sm_90\n");
+    unsetenv("LOOM_NVRTC_DIR");
+}
+
+/* Two at once on a cold cache make one and the same pack; a third, stopped in its midst, leaves nothing in
+ * its way. */
+static void packs_are_made_at_once(void **state) {
+    (void)state;
+    enum { NUM = 3 };
+    char manifest[MAX_PATH], packs[NUM][MAX_PATH];
+    pid_t children[NUM];
+    path_in(manifest, "kernels.lua");
+    take_stand_in();
+    write_file(manifest, "return {'bf16 d=64 causal backward', 'bf16 d=80 backward', 'fp16 d=96'}");
+    expect(RUN("cache", "clear"), 0);
+    fflush(NULL);
+    for (int i = 0; i < NUM; i++) {
+        char name[32];
+        snprintf(name, sizeof name, "at-once-%d.pack", i);
+        path_in(packs[i], name);
+        char *words[] = {"attnloom", "pack", manifest, "--arch", "sm_80,sm_90a", "-o", packs[i]};
+        children[i] = fork();
+        assert_true(children[i] >= 0);
+        if (children[i] == 0) {
+            become_plain();
+            if (!freopen("/dev/null", "wb", stderr)) _exit(99);
+            exit(loom__cli_main(7, words));
+        }
+    }
+    nanosleep(&(struct timespec){.tv_nsec = 30000000}, NULL);
+    kill(children[NUM - 1], SIGKILL);
+    for (int i = 0; i < NUM; i++) {
+        int status = 0;
+        assert_int_equal(waitpid(children[i], &status, 0), children[i]);
+        if (i < NUM - 1) assert_int_equal(status, 0);
+    }
+    assert_true(same_files(packs[0], packs[1]));
+    expect_text(expect(RUN("cache", "verify"), 0).out, " sound\n");
+    outcome got = expect(RUN("pack", manifest, "--arch", "sm_80,sm_90a", "-o", packs[NUM - 1]), 0);
+    expect_text(got.err, " 0 compiled");
+    assert_true(same_files(packs[0], packs[NUM - 1]));
+    if (access("/dev/full", W_OK) == 0)
+        expect_text(expect(RUN("pack", manifest, "--arch", "80", "-o", "/dev/full"), 1).err,
+                    "/dev/full: cannot be written");
+    unsetenv("LOOM_NVRTC_DIR");
+}
+
+/* The C file holds the bytes of the pack, and compilers have nothing to say about it. */
+static void pack_is_embedded(void **state) {
+    (void)state;
+    char manifest[MAX_PATH], pack[MAX_PATH], source[MAX_PATH], command[4 * MAX_PATH];
+    path_in(manifest, "kernels.lua");
+    path_in(pack, "kernels.pack");
+    path_in(source, "2 kernels.c");
+    take_stand_in();
+    write_file(manifest, "return {'bf16 d=64 causal'}");
+    expect(RUN("pack", manifest, "--arch", "80", "-o", pack), 0);
+    expect(RUN("pack", manifest, "--arch", "80", "--embed", "-o", source), 0);
+    expect_text(
+        read_file(source),
+        "loom_context_add_pack(context, \"_2_kernels\", _2_kernels_pack, _2_kernels_pack_bytes, &error)");
+    path_in(command, "main.c");
+    write_file(command,
+               "#include <stdio.h>\nextern const unsigned char _2_kernels_pack[];\nextern const size_t "
+               "_2_kernels_pack_bytes;\n"
+               "int main(void) { return fwrite(_2_kernels_pack, 1, _2_kernels_pack_bytes, stdout) == 0; }\n");
+    snprintf(command, sizeof command,
+             "cd '%s' && ${CC:-cc} -std=c11 -Wall -Wextra -pedantic -Werror main.c '2 kernels.c' -o main && "
+             "./main > main.out && "
+             "cmp main.out kernels.pack",
+             folder);
+    assert_int_equal(system(command), 0);
+    unsetenv("LOOM_NVRTC_DIR");
+}
+
+/* What LOOM_NO_COMPILE says is missing is what a manifest takes. */
+static void missing_line_is_an_entry(void **state) {
+    (void)state;
+    char manifest[MAX_PATH], pack[MAX_PATH], text[4096];
+    loom_context *context = NULL;
+    loom_plan *plan = NULL;
+    loom_plan_desc desc = LOOM_PLAN_DESC_INIT;
+    loom_error error = LOOM_ERROR_INIT;
+    path_in(manifest, "missing.lua");
+    path_in(pack, "missing.pack");
+    take_stand_in();
+    desc.problem = "bf16 d=96 score={softcap(50)} causal";
+    desc.arch = "sm_90a";
+    desc.device = LOOM_DEVICE_NONE;
+    desc.flags = LOOM_NO_COMPILE;
+    desc.hint = (loom_shape){.seq_q = 512, .seq_k = 512};
+    assert_int_equal(loom_context_create(NULL, &context, &error), LOOM_OK);
+    assert_int_equal(loom_plan_create(context, &desc, &plan, &error), LOOM_NOT_FOUND);
+    snprintf(text, sizeof text, "return {\n%s\n}\n", strrchr(error.text, '\n') + 1);
+    expect_text(
+        text,
+        "\n    {\"bf16 d=96 mask={k <= q} score={50.0 * tanh(s / 50.0)}\", archs = {\"sm_90\"}, hint = {");
+    write_file(manifest, text);
+    expect(RUN("pack", manifest, "--arch", "sm_90a", "-o", pack), 0);
+    expect(RUN("cache", "clear"), 0);
+    assert_int_equal(loom_context_add_pack(context, pack, NULL, 0, &error), LOOM_OK);
+    assert_int_equal(loom_plan_create(context, &desc, &plan, &error), LOOM_OK);
+    loom_plan_destroy(plan);
+    loom_context_destroy(context);
+    unsetenv("LOOM_NVRTC_DIR");
+}
+
+static void wrong_packs_are_refused(void **state) {
+    (void)state;
+    char manifest[MAX_PATH], pack[MAX_PATH];
+    path_in(manifest, "wrong.lua");
+    path_in(pack, "wrong.pack");
+    take_stand_in();
+    write_file(manifest, "return {'bf16 d=64',\n'bf16 d=7'}");
+    outcome got = expect(RUN("pack", manifest, "--arch", "80", "-o", pack), 1);
+    expect_text(got.err, "attnloom: manifest: ");
+    expect_text(got.err, "wrong.lua:2: entry 2, \"bf16 d=7\": problem.d: ");
+    /* One that no target takes is named, the rest is compiled, nothing is written. */
+    write_file(manifest, "return {'bf16 d=64',\n{'fp32 d=64'}}");
+    got = expect(RUN("pack", manifest, "--arch", "80", "-o", pack), 1);
+    expect_text(got.err, "wrong.lua:2: \"fp32 d=64\" for sm_80: problem.dtype: ");
+    expect_text(got.err, "wrong.pack is not written");
+    assert_null(read_file(pack));
+    expect_text(expect(RUN("plan", manifest, "--arch", "80", "--dry-run"), 1).out,
+                "kernels 2 cached 2 missing 0");
+    expect_text(expect(RUN("pack", manifest, "--arch", "80,81", "-o", pack), 1).err,
+                "arch: arch '81' is not known");
+    expect_text(expect(RUN("pack", manifest, "--arch", "host", "-o", pack), 1).err,
+                "compiled where they run");
+    expect_text(expect(RUN("pack", "nowhere.lua", "--arch", "80", "-o", pack), 1).err,
+                "nowhere.lua: No such file");
+    expect_text(expect(RUN("pack", manifest, "--arch", "80"), 2).err, "-o FILE is missing");
+    expect_text(expect(RUN("pack", manifest, "-o", pack), 2).err, "--arch LIST is missing");
+    expect_text(expect(RUN("pack", "verify"), 2).err, "verify takes a FILE");
+    expect_text(expect(RUN("pack", "lst", pack), 2).err, "'lst ");
+    expect_text(expect(RUN("pack", "verify", manifest), 1).err, "wrong.lua: it is no pack");
+    expect_text(expect(RUN("pack", "list", manifest), 1).err, "wrong.lua: it is no pack");
+    write_file(manifest, "return {{'bf16 d=64', archs = {'sm_120'}}}");
+    expect_text(expect(RUN("pack", manifest, "--arch", "80", "-o", pack), 1).err,
+                "no entry is for any of the archs 80");
+    unsetenv("LOOM_NVRTC_DIR");
+}
+
 /* -- Check ---------------------------------------------------------------------------------------------- */
 
 static void check_needs_something_finite(void **state) {
@@ -888,6 +1098,59 @@ static void gpu_bench(void **state) {
     expect_text(got.out, "warm,");
 }
 
+/* Makes a pack for the device and computes with its kernels alone. Returns an exit status, and says what is
+ * wrong. */
+static int compute_from_pack(void) {
+    static const char PROBLEM[] = "bf16 d=64 causal backward";
+    char manifest[MAX_PATH], pack[MAX_PATH];
+    loom_context *context = NULL;
+    const loom__device *device = NULL;
+    loom_plan *plan = NULL;
+    loom__rig *rig = NULL;
+    loom__rig_report report = {.fine = false};
+    loom__rig_options rig_options = LOOM__RIG_OPTIONS_INIT;
+    loom_options options = LOOM_OPTIONS_INIT;
+    loom_plan_desc desc = LOOM_PLAN_DESC_INIT;
+    loom_error error = LOOM_ERROR_INIT;
+    path_in(manifest, "gpu.lua");
+    path_in(pack, "gpu.pack");
+    write_file(manifest, "return {'bf16 d=64 causal backward'}");
+    options.cache_dir = ""; /* the pack is all there is */
+    rig_options.shape = (loom_shape){2, 4, 2, 257, 321};
+    desc.problem = PROBLEM;
+    desc.flags = LOOM_NO_COMPILE;
+    loom_status status = loom_context_create(&options, &context, &error);
+    if (!status) status = loom__device_open(context, 0, &device, &error);
+    if (!status) {
+        char *words[] = {"attnloom", "pack", manifest, "--arch", (char *)device->arch, "-o", pack};
+        if (loom__cli_main(7, words)) return 1;
+    }
+    if (!status) status = loom_context_add_pack(context, pack, NULL, 0, &error);
+    if (!status) status = loom_plan_create(context, &desc, &plan, &error);
+    if (!status) status = loom__rig_create(context, plan, 0, &rig_options, &rig, &error);
+    for (loom_pass pass = LOOM_FORWARD; pass <= LOOM_BACKWARD && !status; pass++)
+        status = loom__rig_run(rig, pass, &error);
+    if (!status) status = loom__rig_compare(rig, LOOM_BACKWARD, &report, &error);
+    if (status) loom__cli_fail(&error);
+    loom__rig_destroy(rig);
+    loom_plan_destroy(plan);
+    loom_context_destroy(context);
+    return status || !report.fine;
+}
+
+static void gpu_takes_a_pack(void **state) {
+    (void)state;
+    int status = 0;
+    fflush(NULL);
+    pid_t child = fork();
+    if (child == 0) {
+        become_plain();
+        exit(compute_from_pack());
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
+}
+
 /* Asked in a child: CUDA, once started, is of no use in what is forked after, and every test forks. */
 static bool has_gpu(void) {
     int status = 0;
@@ -933,6 +1196,11 @@ int main(int argc, char **argv) {
         cmocka_unit_test(run_refuses_wrong_files),
         cmocka_unit_test(compile_needs_no_gpu),
         cmocka_unit_test(compile_writes_files),
+        cmocka_unit_test(pack_is_made),
+        cmocka_unit_test(packs_are_made_at_once),
+        cmocka_unit_test(pack_is_embedded),
+        cmocka_unit_test(missing_line_is_an_entry),
+        cmocka_unit_test(wrong_packs_are_refused),
         cmocka_unit_test(check_needs_something_finite),
         cmocka_unit_test(cache_lists_and_clears),
         cmocka_unit_test(cache_finds_damage),
@@ -942,7 +1210,8 @@ int main(int argc, char **argv) {
         cmocka_unit_test(schedules_are_swept),
         cmocka_unit_test(cold_is_timed),
     };
-    const struct CMUnitTest gpu[] = {cmocka_unit_test(gpu_run_computes), cmocka_unit_test(gpu_bench)};
+    const struct CMUnitTest gpu[] = {cmocka_unit_test(gpu_run_computes), cmocka_unit_test(gpu_bench),
+                                     cmocka_unit_test(gpu_takes_a_pack)};
     char cache[MAX_PATH + 8];
     const char *temporary = getenv("TMPDIR");
     snprintf(folder, sizeof folder, "%s/attnloom-cli-XXXXXX", temporary && *temporary ? temporary : "/tmp");

@@ -17,7 +17,8 @@
 
 #include "attnloom.h"
 
-static const char *const FILES[] = {"expression", "problem", "interval", "functions", "forms", "units", "schedule", "plan", "wgmma"};
+static const char *const FILES[] = {"expression", "problem",  "interval", "functions", "forms",
+                                    "units",      "schedule", "plan",     "wgmma",     "manifest"};
 
 enum { MAX_TESTS = 200, NAME_BYTES = 96 };
 

@@ -247,6 +247,53 @@ static void test_embedded(void **state) {
     assert_int_equal(chdir(before), 0);
 }
 
+/* Manifests come through whole and have limits that no other Lua has; the generator is usable after any. */
+static void test_manifest(void **state) {
+    (void)state;
+    unsetenv("LOOM_GEN_DIR");
+    loom_context *context = rig_context(NULL);
+    loom__arena arena = arena_of(context);
+    loom__manifest manifest;
+    loom_error error = LOOM_ERROR_INIT;
+    assert_ok(error, loom__generator_manifest(
+                         context,
+                         "return {'bf16 d=64', {'fp16 d=80 causal backward', target = 'mma',"
+                         " archs = {'sm_75', '90a'}, schedule_backward = 'x', hint = {seq_k = 9}}}",
+                         "k.lua", "sm_80,sm_90a", &arena, &manifest, &error));
+    assert_int_equal(manifest.num, 3);
+    assert_string_equal(manifest.entries[0].problem, "bf16 d=64");
+    assert_string_equal(manifest.entries[0].arch, "sm_80");
+    assert_null(manifest.entries[0].target);
+    assert_string_equal(manifest.entries[1].arch, "sm_90");
+    const loom__manifest_entry *e = &manifest.entries[2];
+    assert_string_equal(e->place, "k.lua:1");
+    assert_string_equal(e->problem, "fp16 d=80 causal backward"); /* as written */
+    assert_string_equal(e->arch, "sm_90");
+    assert_string_equal(e->target, "mma");
+    assert_null(e->schedule);
+    assert_string_equal(e->schedule_backward, "x");
+    assert_true(e->hint.seq_k == 9 && e->hint.batch == 0);
+
+    static const struct {
+        const char *text, *words;
+    } CASES[] = {{"return {\n'bf16 d=seven'}", "k.lua:2: entry 1|problem.d"},
+                 {"\nwhile true do end", "k.lua:2: it ran more than 100000000 instructions"},
+                 {"local t = {} while true do t[#t + 1] = ('x'):rep(#t) end",
+                  "k.lua: it used more than 67108864 bytes of memory"}};
+    for (size_t i = 0; i < sizeof CASES / sizeof CASES[0]; i++) {
+        assert_fails(
+            error, LOOM_INVALID, "manifest", CASES[i].words,
+            loom__generator_manifest(context, CASES[i].text, "k.lua", "90", &arena, &manifest, &error));
+    }
+    static const char FINE[] = "return {{'bf16 d=64', archs = {'sm_80'}}}";
+    assert_fails(error, LOOM_INVALID, "arch", "arch 'sm_8' is not known",
+                 loom__generator_manifest(context, FINE, "k.lua", "sm_8", &arena, &manifest, &error));
+    assert_ok(error, loom__generator_manifest(context, FINE, "k.lua", "90", &arena, &manifest, &error));
+    assert_null(manifest.entries[0].arch);
+    loom__arena_free(&arena);
+    loom_context_destroy(context);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_problem, rig_setup, rig_teardown),
@@ -257,6 +304,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_missing_folder, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_broken_generator, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_embedded, rig_setup, rig_teardown),
+        cmocka_unit_test_setup_teardown(test_manifest, rig_setup, rig_teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

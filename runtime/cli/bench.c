@@ -321,22 +321,23 @@ static loom_status sweep_pass(const loom__cli_bench_values *values, loom_context
     loom__arena arena = {&context->memory, NULL};
     loom_plan_desc own = *desc;
     loom_plan *chosen = cell->plan, **plans = NULL;
-    loom__cli_sweep sweep;
+    loom__cli_plans list;
+    const loom__candidate *schedules = NULL;
     bool host = cell->device == LOOM_DEVICE_HOST;
     own.problem = loom_plan_text(chosen, LOOM_TEXT_PROBLEM);
     own.target = loom_plan_text(chosen, LOOM_TEXT_TARGET);
     own.device = cell->device;
     loom_status status =
-        loom__cli_sweep_list(context, &own, host ? "host" : loom_plan_text(chosen, LOOM_TEXT_ARCH), pass,
-                             values->common.most_schedules, &arena, &sweep, error);
+        loom__cli_list_schedules(context, &own, host ? "host" : loom_plan_text(chosen, LOOM_TEXT_ARCH), pass,
+                                 values->common.most_schedules, &arena, &list, &schedules, error);
     if (!status) {
-        plans = loom__arena_alloc(&arena, (size_t)sweep.num * sizeof *plans);
-        status = plans ? loom__cli_sweep_plans(context, &sweep, keep_plan, plans, fine, error)
-                       : loom__fail(error, LOOM_MEMORY, "bench", "no memory for %d plans", sweep.num);
+        plans = loom__arena_alloc(&arena, (size_t)list.num * sizeof *plans);
+        status = plans ? loom__cli_make_plans(context, &list, keep_plan, plans, fine, error)
+                       : loom__fail(error, LOOM_MEMORY, "bench", "no memory for %d plans", list.num);
     }
-    for (int32_t i = 0; plans && i < sweep.num; i++) {
+    for (int32_t i = 0; plans && i < list.num; i++) {
         cell->plan = plans[i];
-        if (plans[i] && !status) status = bench_pass(values, cell, pass, &sweep.list[i], error);
+        if (plans[i] && !status) status = bench_pass(values, cell, pass, &schedules[i], error);
         loom_plan_destroy(plans[i]);
     }
     cell->plan = chosen;

@@ -13,6 +13,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "cache.h"
 #include "device.h"
 
 /* -- Commands ------------------------------------------------------------------------------------------- */
@@ -26,11 +27,14 @@ static const struct {
      "print the source of a kernel; --standalone ejects it as one .cu that nvcc builds"},
     {"why", loom__cli_why,
      "list the schedules considered, the choice and the reasons, and the tiles of a shape"},
-    {"show", loom__cli_show, "draw the mask of a problem in the terminal, or as SVG, with the tiles it visits"},
+    {"show", loom__cli_show,
+     "draw the mask of a problem in the terminal, or as SVG, with the tiles it visits"},
     {"run", loom__cli_run, "compute attention of .npy files on the GPU or the CPU"},
     {"check", loom__cli_check, "compare kernels on random inputs with a float64 reference"},
     {"compile", loom__cli_compile, "compile to a binary for any GPU, without a GPU"},
     {"bench", loom__cli_bench, "time kernels; prints CSV"},
+    {"pack", loom__cli_pack, "build the kernels of a manifest ahead of time, without a GPU, into one file"},
+    {"plan", loom__cli_plan, "compile the kernels of a manifest into the cache here, or say what is missing"},
     {"cache", loom__cli_cache, "list, verify or clear the compiled kernels on disk"},
     {"info", loom__cli_info, "versions, compilers, devices, cache folder and environment variables"},
 };
@@ -155,14 +159,10 @@ int loom__cli_fail(const loom_error *error) {
 }
 
 const char *loom__cli_key_value(loom__arena *arena, const char *key, const char *name) {
-    size_t length = strlen(name);
-    for (const char *line = key; *line; line += strcspn(line, "\n"), line += *line == '\n') {
-        if (strncmp(line, name, length) != 0 || line[length] != ' ') continue;
-        const char *value = line + length + 1;
-        const char *copy = loom__arena_copy(arena, value, strcspn(value, "\n"));
-        return copy ? copy : "?";
-    }
-    return "?";
+    size_t length = 0;
+    const char *value = loom__key_value(key, name, &length);
+    const char *copy = value ? loom__arena_copy(arena, value, length) : NULL;
+    return copy ? copy : "?";
 }
 
 /* -- Progress ------------------------------------------------------------------------------------------- */
@@ -192,12 +192,15 @@ static void *show_progress(void *argument) {
     pthread_mutex_lock(&progress->lock);
     double moment = progress->start + first_s;
     while (!stopped_before(progress, moment)) {
-        char count[48] = "";
+        char count[48] = "", left[48] = "";
+        double seconds = loom__now() - progress->start;
         if (progress->total)
             snprintf(count, sizeof count, " %lld/%lld", (long long)progress->done,
                      (long long)progress->total);
-        fprintf(stderr, "\r\033[Kattnloom: %s%s, %.0f s", progress->what, count,
-                loom__now() - progress->start);
+        if (progress->done)
+            snprintf(left, sizeof left, ", about %.0f s left",
+                     seconds * (double)(progress->total - progress->done) / (double)progress->done);
+        fprintf(stderr, "\r\033[Kattnloom: %s%s, %.0f s%s", progress->what, count, seconds, left);
         shown = true;
         moment = loom__now() + every_s;
     }

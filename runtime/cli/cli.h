@@ -144,28 +144,32 @@ loom_status loom__cli_plan_create(loom_context *context, loom_plan_desc *desc, l
 loom_status loom__cli_plan_create_quietly(loom_context *context, loom_plan_desc *desc, loom_plan **plan,
                                           loom_error *error);
 
-/* -- Sweeps over schedules ------------------------------------------------------------------------------ */
+/* -- Many plans ----------------------------------------------------------------------------------------- */
 
-/* The schedules of a pass that --schedules asks for, cheapest first. */
-typedef struct loom__cli_sweep {
-    const loom_plan_desc *desc; /* of the plans but for the pass's schedule */
-    loom_pass pass;
+typedef struct loom__cli_plans {
     int32_t num;
-    const loom__candidate *list;
-} loom__cli_sweep;
+    loom_plan_desc *descs;
+    const char **names; /* of each plan, for messages */
+} loom__cli_plans;
 
-/* `arch` is that of desc's device; most is that of the options. The list is in the arena. */
-loom_status loom__cli_sweep_list(loom_context *context, const loom_plan_desc *desc, const char *arch,
-                                 loom_pass pass, int32_t most, loom__arena *arena, loom__cli_sweep *sweep,
-                                 loom_error *error);
+/* The plans of desc with the `most` cheapest schedules of a pass, which --schedules asks for. `arch` is that
+ * of desc's device. All is in the arena. */
+loom_status loom__cli_list_schedules(loom_context *context, const loom_plan_desc *desc, const char *arch,
+                                     loom_pass pass, int32_t most, loom__arena *arena, loom__cli_plans *list,
+                                     const loom__candidate **schedules, loom_error *error);
 
-/* A plan that is ready, of candidate `index`; the callee owns it. */
+/* The plans of a manifest for each of the archs, "sm_80,sm_90a", without a device. Says which entries are for
+ * none of them. */
+loom_status loom__cli_list_manifest(loom_context *context, const char *path, const char *archs,
+                                    loom__arena *arena, loom__cli_plans *list, loom_error *error);
+
+/* A plan that is ready, of the list's `index`; the callee owns it. */
 typedef loom_status (*loom__cli_use_plan)(void *user, int32_t index, loom_plan *plan, loom_error *error);
 
-/* Makes the plans, a few at a time, and hands them over in their order. A candidate whose kernels do not
- * compile or load is said on stderr and left out, and *fine becomes false. */
-loom_status loom__cli_sweep_plans(loom_context *context, const loom__cli_sweep *sweep, loom__cli_use_plan use,
-                                  void *user, bool *fine, loom_error *error);
+/* Makes the plans, a few at a time, and hands them over in their order. One that cannot be made is said on
+ * stderr and left out, and *fine becomes false. */
+loom_status loom__cli_make_plans(loom_context *context, const loom__cli_plans *list, loom__cli_use_plan use,
+                                 void *user, bool *fine, loom_error *error);
 
 /* -- Printing ------------------------------------------------------------------------------------------- */
 
@@ -206,6 +210,8 @@ int loom__cli_check(int argc, char **argv);
 int loom__cli_compile(int argc, char **argv);
 int loom__cli_bench(int argc, char **argv);
 int loom__cli_cache(int argc, char **argv);
+int loom__cli_pack(int argc, char **argv);
+int loom__cli_plan(int argc, char **argv);
 int loom__cli_info(int argc, char **argv);
 
 #endif

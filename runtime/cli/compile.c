@@ -112,13 +112,13 @@ static loom_status put_kernels(const values *v, const loom_plan *plan, const cha
 
 typedef struct compiling {
     const values *v;
-    const loom__cli_sweep *sweep;
+    const loom__candidate *schedules;
 } compiling;
 
 static loom_status use_plan(void *user, int32_t index, loom_plan *plan, loom_error *error) {
     compiling *c = user;
     char prefix[192];
-    snprintf(prefix, sizeof prefix, "schedule \"%s\" ", c->sweep->list[index].text);
+    snprintf(prefix, sizeof prefix, "schedule \"%s\" ", c->schedules[index].text);
     loom_status status = put_kernels(c->v, plan, prefix, error);
     loom_plan_destroy(plan);
     fflush(stdout);
@@ -128,12 +128,12 @@ static loom_status use_plan(void *user, int32_t index, loom_plan *plan, loom_err
 static loom_status compile_all(const values *v, loom_context *context, const loom_plan_desc *desc, bool *fine,
                                loom_error *error) {
     loom__arena arena = {&context->memory, NULL};
-    loom__cli_sweep sweep;
-    compiling c = {v, &sweep};
+    loom__cli_plans list;
+    compiling c = {v, NULL};
     loom_status status =
-        loom__cli_sweep_list(context, desc, desc->arch ? desc->arch : "host", (loom_pass)v->common.pass,
-                             v->common.most_schedules, &arena, &sweep, error);
-    if (!status) status = loom__cli_sweep_plans(context, &sweep, use_plan, &c, fine, error);
+        loom__cli_list_schedules(context, desc, desc->arch ? desc->arch : "host", (loom_pass)v->common.pass,
+                                 v->common.most_schedules, &arena, &list, &c.schedules, error);
+    if (!status) status = loom__cli_make_plans(context, &list, use_plan, &c, fine, error);
     loom__arena_free(&arena);
     return status;
 }

@@ -240,6 +240,14 @@ function tests.forced_schedules()
     end)
 end
 
+-- What people and build systems write for one arch.
+function tests.names_of_archs()
+    for _, name in ipairs {"sm_90", "sm_90a", "90", "90a"} do
+        assert(must_plan({problem = "bf16 d=64", arch = name}).arch == "sm_90")
+    end
+    assert(must_plan({problem = "bf16 d=64", arch = "80"}).arch == "sm_80")
+end
+
 function tests.what_hopper_refuses()
     with_hopper(function()
         local function hopper(text, arch, device)
@@ -247,7 +255,7 @@ function tests.what_hopper_refuses()
         end
         refuses(hopper("bf16 d=64", "sm_80"), "UNSUPPORTED", "arch", "target hopper is for sm_90, not sm_80; target mma takes it")
         refuses(hopper("bf16 d=64", "sm_100"), "UNSUPPORTED", "arch", "not sm_100")
-        refuses(hopper("bf16 d=64", "sm_90a"), "INVALID", "arch", "arch 'sm_90a' is not known")
+        refuses(hopper("bf16 d=64", "sm_80a"), "INVALID", "arch", "arch 'sm_80a' is not known")
         refuses(hopper("fp32 d=64"), "UNSUPPORTED", "problem.dtype", "target hopper takes bf16 and fp16, not fp32; target host takes fp32")
         refuses(hopper("bf16 d=8"), "UNSUPPORTED", "problem.d", "d is 8, target hopper takes 16 to 256; target mma takes it")
         refuses(hopper("bf16 d=64:8"), "UNSUPPORTED", "problem.d", "dv is 8, target hopper takes 16 to 256")

@@ -1,0 +1,182 @@
+/* packs_only.c - in place of generator.c and compile.c in a library without Lua and without compilers (CMake
+ * option ATTNLOOM_RUNTIME_ONLY): plans come from the records of the context's packs, or not at all.
+ *
+ * Called by plan.c and context.c. A problem is known by its text as the manifest has it or by its canonical
+ * text. Of several records that fit a plan, target hopper comes before mma, then the hint that is asked for,
+ * then none.
+ */
+#define _GNU_SOURCE
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "compile.h"
+#include "generator.h"
+#include "pack.h"
+#include "record.h"
+
+/* -- Records --------------------------------------------------------------------------------------------- */
+
+/* Whether a record begins with this problem, written or canonical. */
+static bool has_problem(const char *record, const char *problem) {
+    static const char WRITTEN[] = "written ", CANONICAL[] = "\nproblem ";
+    if (strncmp(record, WRITTEN, strlen(WRITTEN))) return false;
+    size_t length = strlen(problem), bytes = strtoul(record + strlen(WRITTEN), NULL, 10);
+    const char *written = strchr(record, '\n');
+    if (!written || strlen(++written) <= bytes) return false;
+    if (bytes == length && memcmp(written, problem, length) == 0) return true;
+    const char *canonical = written + bytes;
+    if (strncmp(canonical, CANONICAL, strlen(CANONICAL))) return false;
+    canonical += strlen(CANONICAL);
+    return strncmp(canonical, problem, length) == 0 && canonical[length] == '\n';
+}
+
+static loom_status read_record(loom_context *context, const char *text, loom__arena *arena,
+                               loom__record *record, loom_error *error) {
+    char *copy = loom__arena_copy(arena, text, strlen(text));
+    if (!copy) return loom__fail_memory(error);
+    LOOM_TRY(context, loom__record_read(arena, copy, record, error));
+    return LOOM_OK;
+}
+
+static loom_status fail_without(loom_error *error) {
+    return loom__fail(
+        error, LOOM_COMPILE, "library",
+        "this library was built with ATTNLOOM_RUNTIME_ONLY: it has neither generator nor compilers");
+}
+
+static loom_status fail_missing(const char *what, const loom__request *request, loom__arena *arena,
+                                loom_error *error) {
+    if (strcmp(request->arch, "host") == 0) return fail_without(error);
+    const char *line = loom__manifest_line(arena, request, request->problem, request->arch);
+    if (!line) return loom__fail_memory(error);
+    return loom__fail(
+        error, LOOM_NOT_FOUND, "desc.problem",
+        "no pack of the context has %s, and this library takes kernels from packs alone; the problem is\n"
+        "    %s\nThis entry of a manifest has it built by `attnloom pack`:\n    %s",
+        what, request->problem, line);
+}
+
+static loom_status find_problem(loom_context *context, const char *problem, loom__arena *arena,
+                                loom__problem_info *info, loom_error *error) {
+    for (const loom__pack *pack = context->packs; pack; pack = pack->next) {
+        for (int32_t i = 0; i < pack->num_plans; i++) {
+            loom__record record;
+            if (!has_problem(pack->plans[i], problem)) continue;
+            LOOM_TRY(context, read_record(context, pack->plans[i], arena, &record, error));
+            *info = record.info;
+            return LOOM_OK;
+        }
+    }
+    return loom__fail(error, LOOM_NOT_FOUND, "problem",
+                      "no pack of the context has this problem, and this library takes kernels from packs "
+                      "alone; its text must be that of the manifest, or canonical:\n    %s",
+                      problem);
+}
+
+loom_status loom__problem_query(loom_context *context, const char *problem, loom__arena *arena,
+                                loom__problem_info *info, loom_error *error) {
+    loom__context_lock(context);
+    loom_status status = find_problem(context, problem, arena, info, error);
+    loom__context_unlock(context);
+    return status;
+}
+
+/* -- Plans ----------------------------------------------------------------------------------------------- */
+
+static bool fits(const char *wanted, const char *held) { return !wanted || strcmp(wanted, held) == 0; }
+
+/* How well a record serves a request; 0: not at all. */
+static int fitness(const loom__request *request, const loom__record *record) {
+    static const loom_shape NO_HINT;
+    const loom__generated *g = &record->generated;
+    bool hopper = strcmp(g->target, "hopper") == 0, on_device = request->smem_bytes > 0;
+    if (strcmp(request->arch, g->arch) || !fits(request->target, g->target) ||
+        !fits(request->schedule, g->schedule) || !fits(request->schedule_backward, g->schedule_backward) ||
+        (hopper && on_device && !request->tensor_maps))
+        return 0;
+    bool same_hint = memcmp(&request->hint, &record->hint, sizeof request->hint) == 0;
+    bool no_hint = memcmp(&NO_HINT, &record->hint, sizeof NO_HINT) == 0;
+    return 1 + 4 * hopper + (same_hint ? 2 : no_hint);
+}
+
+loom_status loom__generator_plan(loom_context *context, const loom__request *request, loom__arena *arena,
+                                 loom__generated *generated, loom_error *error) { /* the lock is held */
+    int best = 0;
+    *generated = (loom__generated){.reference = -2};
+    for (const loom__pack *pack = context->packs; pack; pack = pack->next) {
+        for (int32_t i = 0; i < pack->num_plans; i++) {
+            loom__record record;
+            if (!has_problem(pack->plans[i], request->problem)) continue;
+            LOOM_TRY(context, read_record(context, pack->plans[i], arena, &record, error));
+            int fit = fitness(request, &record);
+            if (fit > best) *generated = record.generated;
+            if (fit > best) best = fit;
+        }
+    }
+    if (best) return LOOM_OK;
+    char what[256];
+    snprintf(what, sizeof what, "the problem for %s%s%s%s%s", request->arch,
+             request->target ? ", target " : "", request->target ? request->target : "",
+             request->schedule ? ", schedule " : "", request->schedule ? request->schedule : "");
+    return fail_missing(what, request, arena, error);
+}
+
+void loom__generator_release(loom_context *context, loom__generated *generated) {
+    (void)context, (void)generated;
+}
+
+/* That of the packs: all of a context are of one. */
+loom_status loom__generator_digest(loom_context *context, char digest[33], loom_error *error) {
+    (void)error;
+    loom__context_lock(context);
+    snprintf(digest, 33, "%s", context->packs ? context->packs->generator : "");
+    loom__context_unlock(context);
+    return LOOM_OK;
+}
+
+loom_status loom__generator_grammar(loom_context *context, int32_t *grammar, loom_error *error) {
+    (void)error;
+    loom__context_lock(context);
+    *grammar = context->packs ? context->packs->grammar : 0;
+    loom__context_unlock(context);
+    return LOOM_OK;
+}
+
+void loom__generator_destroy(loom_context *context) { (void)context; }
+
+/* -- What is not here ------------------------------------------------------------------------------------ */
+
+loom_status loom__generator_source(loom_context *context, const loom__generated *generated, int32_t index,
+                                   loom__arena *arena, const char **source, loom_error *error) {
+    (void)context, (void)generated, (void)index, (void)arena, (void)source;
+    return fail_without(error);
+}
+
+loom_status loom__nvrtc_find(loom_context *context, const loom__toolchain **toolchain, loom_error *error) {
+    (void)context, (void)toolchain;
+    return fail_without(error);
+}
+
+loom_status loom__cc_find(loom_context *context, const loom__toolchain **toolchain, loom_error *error) {
+    (void)context, (void)toolchain;
+    return fail_without(error);
+}
+
+loom_status loom__nvrtc_load(loom_context *context, loom_error *error) {
+    (void)context;
+    return fail_without(error);
+}
+
+loom_status loom__compile_cuda(const loom_context *context, const char *label, const char *source,
+                               const char *arch, loom__arena *arena, loom__compiled *compiled,
+                               loom_error *error) {
+    (void)context, (void)label, (void)source, (void)arch, (void)arena, (void)compiled;
+    return fail_without(error);
+}
+
+loom_status loom__compile_host(const loom_context *context, const char *label, const char *source,
+                               loom__arena *arena, loom__compiled *compiled, loom_error *error) {
+    (void)context, (void)label, (void)source, (void)arena, (void)compiled;
+    return fail_without(error);
+}
