@@ -85,8 +85,8 @@ end
 -- Whether dK or dV of 64 keys fill the registers of a warpgroup: then each of two makes one of them.
 local function is_wide(problem) return math.max(problem.d, problem.dv) > 128 end
 
--- Whether dQ has a kernel of its own.
-local function has_own_dq(problem) return problem.deterministic or is_wide(problem) end
+-- Whether dQ has a kernel of its own: where its sum must not depend on the order, and where backward_dkv has no registers for it.
+local function has_own_dq(problem) return problem.deterministic or is_wide(problem) or problem.score ~= nil end
 
 -- The workspace of the backward: D per row of q, and the f32 sum of dQ where blocks add to it.
 local function backward_workspace(problem, target, s)
@@ -544,7 +544,7 @@ function hopper.backward_dkv(problem, s)
     local shared = hopper_backward_shared(problem, s)
     local warpgroups, own_dq = 2, has_own_dq(problem)
     return {
-        name = "backward_dkv", template = is_wide(problem) and "hopper/backward_dkv_wide.cu" or "hopper/backward_dkv.cu", calls = {queries = true},
+        name = "backward_dkv", template = is_wide(problem) and "hopper/backward_dkv_wide.cu" or "hopper/backward_dkv.cu", calls = {queries = true, slope = true},
         title = own_dq and "dV = P^T dO, dK = scale dS^T Q" or "dV = P^T dO, dK = scale dS^T Q, dQ sum += dS K",
         threads = WARPGROUP * (1 + warpgroups),
         constants = {
@@ -611,7 +611,7 @@ function hopper.backward_dq(problem)
     local shared, k_stages, v_stages = hopper_dq_shared(problem)
     local warpgroups = DQ_TILE_Q // 64
     return {
-        name = "backward_dq", template = "hopper/backward_dq.cu", calls = {keys = true}, title = "dQ = scale dS K, in the order of keys",
+        name = "backward_dq", template = "hopper/backward_dq.cu", calls = {keys = true, slope = true}, title = "dQ = scale dS K, in the order of keys",
         threads = WARPGROUP * (1 + warpgroups),
         constants = {
             {"depth_qk", d, "head dim of q and k rounded up to one wgmma"},
@@ -668,9 +668,6 @@ function kernel.hopper_backward_registers(problem, s)
     local sums = is_wide(problem) and math.max(d, dv) // 2 or (d + dv) // 2 + hopper_dq(problem, s) // 2
     return sums + s.tile_q // 4 + s.tile_q // 2 + HOPPER_OTHER_REGISTERS, HOPPER_FULL_REGISTERS[2]
 end
-
--- Whether there is a hopper kernel of a problem's backward; else kernels of target mma take it.
-function kernel.hopper_backward(problem) return not problem.score end
 
 -- Keys of a block of the hopper backward: 64 for each warpgroup, or for both together.
 function kernel.hopper_backward_keys(problem) return is_wide(problem) and 64 or 128 end

@@ -107,12 +107,12 @@ local function default_target(p, a, device)
     return PREFERRED[#PREFERRED]
 end
 
--- The variants of a pass, in the order in which a launch tries them, each with the target whose kernels it has. Tensors
+-- The variants of kernels, in the order in which a launch tries them, each with the target whose kernels it has. Tensors
 -- promised to be aligned need the first alone.
-local function variants(p, target, pass, alignment)
+local function variants(target, alignment)
     local list = {{name = "aligned", target = "mma"}, {name = "any", target = "mma"}}
     if target == "host" then list = {{name = "any", target = "host"}} end
-    if target == "hopper" and (pass == "forward" or kernel.hopper_backward(p)) then list[1] = {name = "tma", target = "hopper"} end
+    if target == "hopper" then list[1] = {name = "tma", target = "hopper"} end
     if alignment and alignment >= 16 and alignment % 16 == 0 then list[2] = nil end
     return list
 end
@@ -157,7 +157,7 @@ local function make_plan(request)
     for _, pass in ipairs(p.backward and {"forward", "backward"} or {"forward"}) do
         local forced = pass == "forward" and request.schedule or pass == "backward" and request.schedule_backward or nil
         local first, part
-        for i, variant in ipairs(variants(p, target, pass, request.alignment)) do
+        for i, variant in ipairs(variants(target, request.alignment)) do
             if not part or part.target ~= variant.target then
                 part, message = choose(p, pass, variant.target, a, i == 1 and forced or nil, request.hint)
                 if not part then return nil, message end

@@ -32,8 +32,7 @@ function why.choice(plan, only)
     for _, pass in ipairs(plan.passes) do
         local shown = not only or pass.name == only
         if shown then
-            local by = pass.target ~= plan.target and (" (kernels of target %s)"):format(pass.target) or ""
-            lines[#lines + 1] = ("%s%s: %s%s"):format(pass.name, by, pass.text, pass.forced and ", as asked for" or "")
+            lines[#lines + 1] = ("%s: %s%s"):format(pass.name, pass.text, pass.forced and ", as asked for" or "")
             local other = pass.fallback
             if other then
                 lines[#lines + 1] = ("  tensors that TMA cannot describe take target %s, %s"):format(other.target, other.text)

@@ -83,7 +83,13 @@ static __device__ __forceinline__ int key_of(const Work *work) {
 //@ if has_mask then
 //@ part("seen_of", {columns = c.tile_q // 8})
 
+//@ if not has_score then
 //@ part("hide")
+
+//@ end
+//@ end
+//@ if has_score then
+//@ part("weigh_scores")
 
 //@ end
 //@ if finds_nonfinite then
@@ -242,7 +248,9 @@ template <bool first>
     if (first) barrier_wait(bar_k_full(smem), consumer->parity);
     wgmma_fence();
     multiply_kq(s, consumer->k, operand(smem + smem_q + at * q_bytes, 1));
+//@ if not has_score then
     add_to_columns(s, consumer->ones, smem, 0, at);
+//@ end
     wgmma_commit();
     barrier_wait(bar_dout_full(smem, at), stage->parity);
     if (first) barrier_wait(bar_v_full(smem), consumer->parity);
@@ -253,6 +261,9 @@ template <bool first>
 //@ if adds_dq then
     const unsigned told[3] = {in_lane_0(&tile->what), in_lane_0(&consumer->statistics[at].is_large), in_lane_0(&tile->place)};
     const unsigned what = from_lane_0(told[0]), is_large = from_lane_0(told[1]), place = from_lane_0(told[2]);
+//@ elseif has_score then
+    const unsigned told[3] = {in_lane_0(&tile->what), in_lane_0(&tile->index), in_lane_0(&tile->head)};
+    const unsigned what = from_lane_0(told[0]), index = from_lane_0(told[1]), head = from_lane_0(told[2]);
 //@ else
     const unsigned told[2] = {in_lane_0(&tile->what), in_lane_0(&consumer->statistics[at].is_large)};
     const unsigned what = from_lane_0(told[0]), is_large = from_lane_0(told[1]);
@@ -263,6 +274,16 @@ template <bool first>
 //@ if finds_nonfinite then
     if (first) note_nonfinite(s, consumer);
 //@ end
+//@ if has_score then
+    Work of_tile = consumer->told->work;
+    of_tile.head = head;
+    unsigned p[tile_q / 4], sloped[tile_q / 4];  // pairs of queries
+//@ if has_mask then
+    weigh_scores<masked>(p, sloped, s, consumer->args, &of_tile, index * tile_q + lane % 4 * 2, key_of(&of_tile), consumer->statistics[at].exact_lse, &seen);
+//@ else
+    weigh_scores(p, sloped, s, consumer->args, &of_tile, index * tile_q + lane % 4 * 2, key_of(&of_tile), consumer->statistics[at].exact_lse);
+//@ end
+//@ else
     float to_log2 = consumer->to_log2;
     if (__any_sync(~0u, is_large)) {
         subtract_lse(s, consumer->statistics[at].exact_lse, consumer->args, key_of(&consumer->told->work));
@@ -273,6 +294,7 @@ template <bool first>
 //@ end
     unsigned p[tile_q / 4];  // pairs of queries
     make_weights(p, s, to_log2);
+//@ end
 
 //@ if adds_dq then
     // [3] dQ of the tile before
@@ -301,6 +323,9 @@ template <bool first>
         x *= 1 / weight_unit;
         y *= 1 / weight_unit;
         p[i] = pack(x, y);
+//@ end
+//@ if has_score then
+        unpack_weights(sloped[i], &x, &y);
 //@ end
         ds[i] = pack(x * dp[2 * i], y * dp[2 * i + 1]);
 //@ if has_mask then
@@ -342,7 +367,7 @@ template <bool first>
     wgmma_wait<1>();
     if (lane == 0) barrier_arrive(bar_dout_empty(smem, at));
     wgmma_wait<0>();
-    if (lane == 0) barrier_arrive(bar_q_empty(smem, at));
+    release_queries(smem, at);
     stage_next(stage);
     return what;
 }
@@ -436,7 +461,7 @@ template <bool first>
 //@ end
         __syncwarp();
         if (lane == 0) barrier_arrive(bar_keys_empty(smem));
-        if (args->dk) store_dk(dk, args->scale / of_sums, args, work, smem, first_row);
+        //@ text("if (args->dk) store_dk(dk, args->scale / " .. (has_score and "slope_unit" or "of_sums") .. ", args, work, smem, first_row);")
         barrier_arrive(bar_heard(smem, slot));
     }
     if (lane == 0) stores_read();

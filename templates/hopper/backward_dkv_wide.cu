@@ -62,6 +62,14 @@ static __device__ __forceinline__ unsigned weights_at(unsigned smem, int stage) 
     return smem + smem_p + stage * p_bytes + threadIdx.x % 128 * 16;
 }
 
+static __device__ __forceinline__ void pass_weights(const unsigned (&p)[tile_q / 4], unsigned smem, int stage) {
+#pragma unroll
+    for (int i = 0; i < tile_q / 4; i += 4) {
+        asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};"
+                     ::"r"(weights_at(smem, stage) + i / 4 * 2048), "r"(p[i]), "r"(p[i + 1]), "r"(p[i + 2]), "r"(p[i + 3]) : "memory");
+    }
+}
+
 // This thread's first key, of the sequence; the second is 8 behind. Found where it is needed.
 static __device__ __forceinline__ int key_of(const Work *work) {
     const int thread = opaque(threadIdx.x);
@@ -71,7 +79,13 @@ static __device__ __forceinline__ int key_of(const Work *work) {
 //@ if has_mask then
 //@ part("seen_of", {columns = c.tile_q // 8})
 
+//@ if not has_score then
 //@ part("hide")
+
+//@ end
+//@ end
+//@ if has_score then
+//@ part("weigh_scores")
 
 //@ end
 // The first warpgroup's part of a tile of queries; the product of the one before ends beside it. Returns what is told of it.
@@ -102,10 +116,16 @@ static __device__ __forceinline__ unsigned weigh(float (&dv)[depth_v / 2], unsig
     if (first) barrier_wait(bar_k_full(smem), consumer->parity);
     wgmma_fence();
     multiply_kq(s, consumer->keys, operand(smem + smem_q + at * q_bytes, 1));
+//@ if has_score then
+    wgmma_commit();
+    const unsigned told[3] = {in_lane_0(&tile->what), in_lane_0(&tile->index), in_lane_0(&tile->head)};
+    const unsigned what = from_lane_0(told[0]), index = from_lane_0(told[1]), head = from_lane_0(told[2]);
+//@ else
     add_to_columns(s, consumer->ones, smem, 0, at);
     wgmma_commit();
     const unsigned told[2] = {in_lane_0(&tile->what), in_lane_0(&consumer->statistics[at].is_large)};
     const unsigned what = from_lane_0(told[0]), is_large = from_lane_0(told[1]);
+//@ end
     if (!first) {
         wgmma_wait<1>();  // dV
         if (lane == 0) barrier_arrive(bar_dout_empty(smem, stage_before(at)));
@@ -113,22 +133,31 @@ static __device__ __forceinline__ unsigned weigh(float (&dv)[depth_v / 2], unsig
     wgmma_wait<0>();
 
     // [2] P^T
+//@ if has_score then
+    Work of_tile = consumer->told->work;
+    of_tile.head = head;
+    unsigned sloped[tile_q / 4];
+//@ if has_mask then
+    weigh_scores<masked>(p, sloped, s, consumer->args, &of_tile, index * tile_q + lane % 4 * 2, key_of(&of_tile), consumer->statistics[at].exact_lse, &seen);
+//@ else
+    weigh_scores(p, sloped, s, consumer->args, &of_tile, index * tile_q + lane % 4 * 2, key_of(&of_tile), consumer->statistics[at].exact_lse);
+//@ end
+    release_queries(smem, at);
+    pass_weights(sloped, smem, at);
+//@ else
     float to_log2 = consumer->to_log2;
     if (__any_sync(~0u, is_large)) {
         subtract_lse(s, consumer->statistics[at].exact_lse, consumer->args, key_of(&consumer->told->work));
         to_log2 = log2_e;
     }
     __syncwarp();
-    if (lane == 0) barrier_arrive(bar_q_empty(smem, at));
+    release_queries(smem, at);
 //@ if has_mask then
     if (masked) hide(s, &seen);
 //@ end
     make_weights(p, s, to_log2);
-#pragma unroll
-    for (int i = 0; i < tile_q / 4; i += 4) {
-        asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};"
-                     ::"r"(weights_at(smem, at) + i / 4 * 2048), "r"(p[i]), "r"(p[i + 1]), "r"(p[i + 2]), "r"(p[i + 3]) : "memory");
-    }
+    pass_weights(p, smem, at);
+//@ end
     meet();
 
     // [3] dV += P^T dO
@@ -169,7 +198,7 @@ static __device__ __forceinline__ unsigned slope(float (&dk)[depth_qk / 2], unsi
     const unsigned what = from_lane_0(in_lane_0(&consumer->tiles[at].what));
     if (!first) {
         wgmma_wait<1>();  // dK
-        if (lane == 0) barrier_arrive(bar_q_empty(smem, stage_before(at)));
+        release_queries(smem, stage_before(at));
     }
     wgmma_wait<0>();
     if (lane == 0) barrier_arrive(bar_dout_empty(smem, at));
@@ -188,11 +217,13 @@ static __device__ __forceinline__ unsigned slope(float (&dk)[depth_qk / 2], unsi
         unpack_weights(weights[i], &x, &y);
 //@ if dtype == "bf16" then
         ds[i] = pack(x * dp[2 * i], y * dp[2 * i + 1]);
+//@ elseif has_score then
+        ds[i] = pack(x * dp[2 * i], y * dp[2 * i + 1]);
 //@ else
         ds[i] = pack(x * (1 / weight_unit) * dp[2 * i], y * (1 / weight_unit) * dp[2 * i + 1]);
 //@ end
 //@ if has_mask then
-        ds[i] &= where_weighted(weights[i]);  // what a row does not see may be NaN
+        ds[i] &= where_weighted(weights[i] & 0x7fff7fff);  // what a row does not see may be NaN
 //@ end
     }
 
@@ -264,9 +295,9 @@ static __device__ __forceinline__ void consume(const LoomArgs *args, unsigned sm
                 unsigned what = slope<true>(dk, ds, &consumer, &stage);
                 while (!__any_sync(~0u, what & is_last)) what = slope<false>(dk, ds, &consumer, &stage);
                 wgmma_wait<0>();
-                if (lane == 0) barrier_arrive(bar_q_empty(smem, stage_before(stage.index)));
+                release_queries(smem, stage_before(stage.index));
             }
-            if (args->dk) store_dk(dk, args->scale / of_sums, args, work, smem, first_row);
+            //@ text("if (args->dk) store_dk(dk, args->scale / " .. (has_score and "slope_unit" or "of_sums") .. ", args, work, smem, first_row);")
         }
         if (lane == 0) {
             stores_read();

@@ -189,6 +189,9 @@ static __device__ __forceinline__ unsigned step(float (&dq)[depth_qk / 2], unsig
     wgmma_fence();
     multiply_dov(dp, consumer->dout, operand(smem + smem_v + v_stage * v_bytes, 1));
     wgmma_commit();
+//@ if has_score then
+    const unsigned told_index = in_lane_0(&tile->index);
+//@ end
     const unsigned what = from_lane_0(in_lane_0(&tile->what));
     if (!first) {
         wgmma_wait<2>();  // dQ
@@ -204,6 +207,17 @@ static __device__ __forceinline__ unsigned step(float (&dq)[depth_qk / 2], unsig
         for (int i = 0; i < tile_k / 2; ++i) bad = bad || !(fabsf(s[i]) <= most);
     }
 //@ end
+//@ if has_score then
+    // with d(score)/ds; 0 of what is -inf by its score
+    const int first_key = from_lane_0(told_index) * tile_k + lane % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < tile_k / 2; ++i) {
+        const int q = consumer->work->q_start + consumer->row + i / 2 % 2 * 8, k = consumer->work->k_start + first_key + i / 4 * 8 + i % 2;
+        const float x = s[i] * consumer->args->scale;
+        s[i] = exp2_approx((score(consumer->args, consumer->work, q, k, x) - consumer->lse[i / 2 % 2]) * log2_e);
+        s[i] = s[i] == 0 ? 0 : s[i] * score_slope(consumer->args, consumer->work, q, k, x);
+    }
+//@ else
     if (consumer->large) {
 #pragma unroll
         for (int i = 0; i < tile_k / 2; ++i) s[i] = exp2_approx((s[i] * consumer->args->scale - consumer->lse[i / 2 % 2]) * log2_e);
@@ -211,6 +225,7 @@ static __device__ __forceinline__ unsigned step(float (&dq)[depth_qk / 2], unsig
 #pragma unroll
         for (int i = 0; i < tile_k / 2; ++i) s[i] = exp2_approx(fmaf(s[i], consumer->to_log2, -consumer->less[i / 2 % 2]));
     }
+//@ end
     wgmma_wait<0>();
     if (lane == 0) barrier_arrive(bar_v_empty(smem, v_stage));
 

@@ -746,6 +746,11 @@ template <bool of_lse> static __device__ __forceinline__ void tell(const LoomArg
     }
 }
 
+// This warp is done with the queries of a stage.
+static __device__ __forceinline__ void release_queries(unsigned smem, int stage) {
+    if (threadIdx.x % 32 == 0) barrier_arrive(bar_q_empty(smem, stage));
+}
+
 // -- What is told is added by wgmma ------------------------------------------------------------------------------------------
 
 // Operand A of add_of_columns: ones. 0 for keys past the end where nothing else hides them: their S and dP are 0, so P is finite and
@@ -1060,7 +1065,7 @@ static __device__ __forceinline__ unsigned step(float (&dk)[depth_qk / 2], float
     wgmma_wait<1>();
     if (lane == 0) barrier_arrive(bar_dout_empty(smem, at));
     wgmma_wait<0>();
-    if (lane == 0) barrier_arrive(bar_q_empty(smem, at));
+    release_queries(smem, at);
     stage_next(stage);
     return what;
 }

@@ -241,6 +241,16 @@ template <bool of_lse> static __device__ __forceinline__ void tell(const LoomArg
     }
 }
 
+//@ if has_score then
+// Each thread is done with the queries of a stage: it has read LSE of them.
+static __device__ __forceinline__ void release_queries(unsigned smem, int stage) { barrier_arrive(bar_q_empty(smem, stage)); }
+//@ else
+// This warp is done with the queries of a stage.
+static __device__ __forceinline__ void release_queries(unsigned smem, int stage) {
+    if (threadIdx.x % 32 == 0) barrier_arrive(bar_q_empty(smem, stage));
+}
+//@ end
+
 // -- What is told is added by wgmma ------------------------------------------------------------------------------------------
 
 // Operand A of add_of_columns: ones. 0 for keys past the end where nothing else hides them: their S and dP are 0, so P is finite and
@@ -275,7 +285,11 @@ static __device__ __forceinline__ void begin_barriers(const LoomArgs *args, unsi
     for (int i = 0; i < stages; ++i) {
         barrier_init(bar_q_full(smem, i), 2);
         barrier_init(bar_dout_full(smem, i), 2);
+//@ if has_score then
+        barrier_init(bar_q_empty(smem, i), 128 * warpgroups);
+//@ else
         barrier_init(bar_q_empty(smem, i), 4 * warpgroups);
+//@ end
         barrier_init(bar_dout_empty(smem, i), 4 * warpgroups);
     }
     barrier_init(bar_k_full(smem), 1);

@@ -21,6 +21,7 @@ static __device__ __forceinline__ unsigned where_weighted(unsigned pair) {
 }
 //@ end
 
+//@ if not has_score then
 // Takes LSE off S where one of the tile is large: after the scale has multiplied. What it makes is in powers of e.
 static __device__ __forceinline__ void subtract_lse(float (&s)[tile_q / 2], const float *exact_lse, const LoomArgs *args, int key) {
     const int first = opaque(threadIdx.x) % 4 * 2;
@@ -40,3 +41,4 @@ static __device__ __forceinline__ void make_weights(unsigned (&p)[tile_q / 4], c
         p[i] = pack_weights(exp2_approx(fmaf(s[2 * i], to_log2, weight_log2)), exp2_approx(fmaf(s[2 * i + 1], to_log2, weight_log2)));
     }
 }
+//@ end
