@@ -182,8 +182,8 @@ static loom_status read_dim(const char *text, loom__dim *dim, const char *owner,
     char *end;
     *dim = (loom__dim){.value = -1, .divisor = 1};
     dim->constant = strtoll(text, &end, 10);
-    if (end != text && !*end) return LOOM_OK;
-    if (sscanf(text, "ceil(%31[a-z_]/%lld)", word, &divisor) == 2 && divisor > 0) {
+    if (end != text && !*end && dim->constant >= 0 && dim->constant <= INT32_MAX) return LOOM_OK;
+    if (sscanf(text, "ceil(%31[a-z_]/%lld)", word, &divisor) == 2 && divisor > 0 && divisor <= INT32_MAX) {
         dim->value = find_word(word);
         dim->divisor = divisor;
     } else {
@@ -255,11 +255,12 @@ static loom_status read_regions(loom__plan_pass *pass, const loom__kernel_text *
 
 /* Index of a map among those of the variant, to which it is added; -1 if it cannot be. */
 static int32_t add_map(loom__plan_variant *variant, const loom__arg_text *text) {
-    enum { MAX_BOX_ROWS = 256 }; /* of the TMA unit */
+    enum { MAX_BOX = 256 }; /* of the TMA unit, in each direction */
     size_t length = strcspn(text->source, ".");
     int32_t tensor = strcmp(text->source + length, ".map") ? -1 : find_tensor(text->source, length);
     if (tensor < 0 || tensor == LOOM__LSE || tensor == LOOM__DLSE) return -1;
-    if (text->box_rows < 1 || text->box_rows > MAX_BOX_ROWS || text->box_chunks < 1 || text->offset % LOOM__MAP_ALIGNMENT)
+    if (text->box_rows < 1 || text->box_rows > MAX_BOX || text->box_chunks < 1 ||
+        text->box_chunks > MAX_BOX || text->offset % LOOM__MAP_ALIGNMENT)
         return -1;
     for (int32_t i = 0; i < variant->num_maps; i++) {
         const loom__plan_map *map = &variant->maps[i];
@@ -300,7 +301,7 @@ static loom_status read_rows(loom_plan *plan, loom__plan_pass *pass, const loom_
         if (value < 0) return bad_descriptor(text, "argument source", from->source, error);
         if (kernel->prepares && !map && value >= LOOM__VALUE_REGIONS && value < LOOM__VALUE_PARAMS)
             variant->prepares |= 1u << (value - LOOM__VALUE_REGIONS);
-        if (from->offset < 0 || from->offset + bytes > text->args_bytes) {
+        if (from->offset < 0 || from->offset > text->args_bytes - bytes) {
             return bad_descriptor(text, "argument outside its struct:", from->source, error);
         }
         rows[i] = (loom__arg_row){(uint16_t)from->offset, (uint16_t)bytes, (uint16_t)value};

@@ -4,6 +4,7 @@
 #include "runtime_rig.h"
 
 #include "device_rig.h"
+#include "pack.h"
 #include "plan.h"
 
 /* Has `attnloom pack`, which lies beside the folder of this program, make a pack. */
@@ -112,6 +113,76 @@ static void test_hints(void **state) {
     loom_context_destroy(context);
 }
 
+enum { MAX_PACK_KERNELS = 64 };
+
+/* Adds a pack with this record and the kernels of `from`; its digest is right. */
+static loom_status add_record(loom_context *context, loom_context *from, const char *record,
+                              loom__arena *arena, loom_error *error) {
+    const loom__pack *pack = from->packs;
+    loom__pack_kernel kernels[MAX_PACK_KERNELS];
+    const char *bytes = NULL;
+    size_t num_bytes = 0;
+    assert_true(pack->num_kernels <= MAX_PACK_KERNELS);
+    memcpy(kernels, pack->kernels, (size_t)pack->num_kernels * sizeof *kernels);
+    assert_ok(*error, loom__pack_print(from, &record, 1, kernels, pack->num_kernels, arena, &bytes,
+                                       &num_bytes, error));
+    return loom_context_add_pack(context, "changed", bytes, num_bytes, error);
+}
+
+static const char DOCUMENTS[] =
+    "fp16 d=64 mask={doc[0, q] == doc[0, k]} params={doc: i32[4, ceil(seq_k/2)]} backward";
+
+/* Launches both passes of a plan of DOCUMENTS, of any record. */
+static void launch_documents(loom_plan *plan) {
+    static _Alignas(256) unsigned char memory[1 << 20];
+    loom_param doc = {.data = memory, .stride = {16, 1}};
+    loom_args args = LOOM_ARGS_INIT;
+    args.shape = (loom_shape){1, 1, 1, 32, 32};
+    args.q = args.k = args.v = args.dout = loom_dense(memory, 32, 1, 64);
+    args.o = args.dq = args.dk = args.dv = loom_dense(memory + 8192, 32, 1, 64);
+    args.lse = loom_dense_lse(memory + 16384, 1, 32);
+    args.params = &doc;
+    args.num_params = 1;
+    args.workspace = memory + sizeof memory / 2;
+    args.workspace_bytes = sizeof memory / 2;
+    loom_forward(plan, &args, &fake, NULL);
+    loom_backward(plan, &args, &fake, NULL);
+}
+
+/* Any number of a record may be any other, under a right digest: it is refused, or launches stay inside of
+ * their buffers. */
+static void test_changed_records(void **state) {
+    (void)state;
+    static const char *const NUMBERS[] = {"0", "65535", "2147483647", "9223372036854775807"};
+    char manifest[256], changed[1 << 16];
+    snprintf(manifest, sizeof manifest, "return {'%s'}", DOCUMENTS);
+    const char *path = make_pack("a.pack", manifest, "90a");
+    loom_error error = LOOM_ERROR_INIT;
+    loom_plan *plan = NULL;
+    loom_context *from = context_for(9, 0);
+    assert_ok(error, loom_context_add_pack(from, path, NULL, 0, &error));
+    const char *record = from->packs->plans[0];
+    assert_true(strlen(record) + 32 < sizeof changed);
+    loom__arena arena = {&from->memory, NULL};
+    for (const char *at = record; (at = strpbrk(at, " /"));) {
+        size_t digits = strspn(++at, "0123456789");
+        for (size_t n = 0; digits && n < sizeof NUMBERS / sizeof NUMBERS[0]; n++) {
+            loom_context *context = context_for(9, 0);
+            bool is_offset = strncmp(at - 5, "\nrow ", 5) == 0;
+            snprintf(changed, sizeof changed, "%.*s%s%s", (int)(at - record), record, NUMBERS[n],
+                     at + digits);
+            assert_ok(error, add_record(context, from, changed, &arena, &error));
+            loom_status status = plan_for(context, DOCUMENTS, NULL, ANY, &plan, &error);
+            if (is_offset && n) assert_int_equal(status, LOOM_INTERNAL);
+            if (status == LOOM_OK) launch_documents(plan);
+            loom_plan_destroy(plan);
+            loom_context_destroy(context);
+            loom__arena_free(&arena);
+        }
+    }
+    loom_context_destroy(from);
+}
+
 /* What a launch packs comes from the record: arguments, grid, workspace. */
 static void test_launch(void **state) {
     (void)state;
@@ -173,6 +244,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_plans, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_driver_without_maps, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_hints, rig_setup, rig_teardown),
+        cmocka_unit_test_setup_teardown(test_changed_records, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_launch, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_missing, rig_setup, rig_teardown),
     };
