@@ -14,6 +14,17 @@ enum { ALIGNMENT = 16, MAX_KERNELS = 1 << 20 };
 
 static size_t aligned(size_t bytes) { return (bytes + ALIGNMENT - 1) & ~(size_t)(ALIGNMENT - 1); }
 
+/* Packs hold what NVRTC made for GPUs: code for the processor would run as soon as a plan loads it. */
+static bool is_for_gpu(const loom__pack_kernel *kernel) {
+    size_t length = 0;
+    const char *const texts[] = {loom__key_value(kernel->key, "target", &length),
+                                 loom__key_value(kernel->key, "arch", &length)};
+    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
+        if (texts[i] && strncmp(texts[i], "host\n", 5) == 0) return false;
+    }
+    return texts[1] && strncmp(kernel->entry.compiler, "nvrtc ", 6) == 0;
+}
+
 /* -- Writing --------------------------------------------------------------------------------------------- */
 
 static int by_key(const void *a, const void *b) {
@@ -50,9 +61,11 @@ static loom_status print_head(loom_context *context, int32_t num_plans, const lo
     char generator[33];
     LOOM_TRY(context, loom__generator_digest(context, generator, error));
     LOOM_TRY(context, loom__generator_grammar(context, &grammar, error));
-    if (sscanf(kernels[0].entry.compiler, "nvrtc %d.%d", &major, &minor) != 2) {
-        return loom__fail(error, LOOM_INVALID, "pack", "a pack holds kernels of NVRTC, not of %s",
-                          kernels[0].entry.compiler);
+    for (int32_t i = 0; i < num_kernels; i++) {
+        if (is_for_gpu(&kernels[i]) && sscanf(kernels[i].entry.compiler, "nvrtc %d.%d", &major, &minor) == 2)
+            continue;
+        return loom__fail(error, LOOM_INVALID, "pack", "a pack holds kernels of NVRTC for GPUs, not of %s",
+                          kernels[i].entry.compiler);
     }
     const char *archs = list_archs(arena, kernels, num_kernels);
     if (!archs) return loom__fail_memory(error);
@@ -269,6 +282,7 @@ static loom_status read_kernels(rest *r, const char *start, const char *text, co
         if (!binary) return refuse(r, "the pack is cut short or damaged", error);
         const char *fault = loom__entry_read(list[i].meta, NULL, binary, list[i].binary_bytes,
                                              &kernels[i].entry, &kernels[i].key);
+        if (!fault && !is_for_gpu(&kernels[i])) fault = "it is no kernel of NVRTC for a GPU";
         if (fault) {
             return loom__fail(error, LOOM_INVALID, "pack", "%s: kernel %zu of %zu: %s", r->name, i + 1, count,
                               fault);

@@ -17,10 +17,10 @@
  *   (the binaries in the same order, each at a multiple of 16 bytes)
  *
  * Kernels are in the order of their keys, and what differs from run to run is left out, so that equal kernels
- * make equal bytes; so are records. Sources are not in it: its generator emits them. A meta.txt is that of a
- * cache entry, read by the same function, and holds the digest of the binary, so that no byte goes unchecked.
- * Plans look into the packs of their context before the cache. Called through attnloom.h, by plan.c and the
- * command line.
+ * make equal bytes; so are records. All are of NVRTC and for GPUs. Sources are not in it: its generator emits
+ * them. A meta.txt is that of a cache entry, read by the same function, and holds the digest of the binary,
+ * so that no byte goes unchecked. Plans look into the packs of their context before the cache. Called through
+ * attnloom.h, by plan.c and the command line.
  */
 #ifndef LOOM_PACK_H
 #define LOOM_PACK_H

@@ -735,11 +735,12 @@ static loom_status build_kernels(loom__construction *c, loom_error *error) {
 
 /* -- Packs ----------------------------------------------------------------------------------------------- */
 
-/* Names and keys of the kernels, and what of them packs have. */
+/* Names and keys of the kernels, and what of them packs have: nothing where they are for the host. */
 static loom_status look_into_packs(loom__construction *c, loom_error *error) {
     loom_plan *plan = c->plan;
     loom__arena *arena = &plan->arena;
     const loom__problem_info *info = &c->info;
+    bool host = strcmp(c->generated.target, "host") == 0;
     char digest[33];
     LOOM_TRY(plan->context, loom__generator_digest(plan->context, digest, error));
     c->builds = loom__arena_alloc(arena, (size_t)c->generated.num_kernels * sizeof *c->builds);
@@ -754,7 +755,7 @@ static loom_status look_into_packs(loom__construction *c, loom_error *error) {
                                     text->variant, text->arch ? text->arch : c->generated.arch);
         b->key = loom__arena_print(arena, "%sgenerator %s\n", text->key, digest);
         if (!b->label || !b->slug || !b->key) return loom__fail_memory(error);
-        const loom__pack_kernel *found = loom__pack_find(plan->context, b->key, &b->pack);
+        const loom__pack_kernel *found = host ? NULL : loom__pack_find(plan->context, b->key, &b->pack);
         if (found) {
             b->key = found->key;
             b->entry = found->entry;

@@ -268,6 +268,65 @@ static void test_damage(void **state) {
     free(longer);
 }
 
+/* Puts `to` in place of `from`, which is as long, wherever the text of a pack has it, and makes its digest
+ * right again. */
+static void change_text(loom_context *context, char *bytes, size_t num_bytes, const char *from,
+                        const char *to) {
+    loom__arena arena = {&context->memory, NULL};
+    loom__pack pack;
+    loom_error error = LOOM_ERROR_INIT;
+    char digest[33];
+    assert_int_equal(strlen(from), strlen(to));
+    assert_ok(error, loom__pack_read(&arena, "a.pack", bytes, num_bytes, &pack, &error));
+    char *end = bytes + ((const char *)pack.kernels[0].entry.binary - bytes);
+    loom__arena_free(&arena);
+    while (!end[-1]) end--;
+    char *value = strstr(bytes, "\ndigest ") + strlen("\ndigest "), *text = value + 33;
+    assert_non_null(memmem(text, (size_t)(end - text), from, strlen(from)));
+    for (char *at = text; (at = memmem(at, (size_t)(end - at), from, strlen(from)));)
+        memcpy(at, to, strlen(to));
+    loom__digest(text, (size_t)(end - text), digest);
+    memcpy(value, digest, 32);
+}
+
+/* Code for the processor is neither taken nor written nor, were it in a pack, looked for there. */
+static void test_no_host_code(void **state) {
+    (void)state;
+    static const char *const CHANGES[][2] = {{"compiler nvrtc 12.4", "compiler clang 12.4"},
+                                             {"=4\narch sm_90\n", "=4 \narch host\n"},
+                                             {"=4\narch sm_90\n", "\ntarget host\n "}};
+    static const wanted LIST[] = {{"bf16", "sm_90"}, {NULL, NULL}};
+    loom_context *context = context_for(9, 0);
+    loom_error error = LOOM_ERROR_INIT;
+    size_t num_bytes = 0;
+    for (size_t i = 0; i < sizeof CHANGES / sizeof CHANGES[0]; i++) {
+        char *bytes = make_pack(LIST, &num_bytes);
+        change_text(context, bytes, num_bytes, CHANGES[i][0], CHANGES[i][1]);
+        assert_refused("kernel 1 of 1: it is no kernel of NVRTC for a GPU", bytes, num_bytes);
+        free(bytes);
+    }
+
+    loom_plan *plan = rig_plan(context, "bf16");
+    loom_kernel host = rig_kernel(plan, 0), gpu = host;
+    gpu.key = "arch sm_90\n";
+    gpu.compiler = "nvrtc 12.4";
+    loom__pack_kernel kernels[] = {loom__pack_take(&gpu), loom__pack_take(&host)};
+    loom__arena arena = {&context->memory, NULL};
+    const char *record = "", *made;
+    assert_fails(error, LOOM_INVALID, "pack", "a pack holds kernels of NVRTC for GPUs",
+                 loom__pack_print(context, &record, 1, kernels, 2, &arena, &made, &num_bytes, &error));
+    loom__pack pack = {
+        .name = "a.pack", .num_kernels = 1, .kernels = (loom__pack_kernel[]){loom__pack_take(&host)}};
+    context->packs = &pack;
+    loom_plan *again = rig_plan(context, "bf16");
+    assert_string_equal(rig_kernel(again, 0).pack, "");
+    context->packs = NULL;
+    loom_plan_destroy(again);
+    loom_plan_destroy(plan);
+    loom__arena_free(&arena);
+    loom_context_destroy(context);
+}
+
 static void test_no_pack(void **state) {
     (void)state;
     loom_context *context = context_for(9, 0);
@@ -553,6 +612,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_records, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_certificate, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_damage, rig_setup, rig_teardown),
+        cmocka_unit_test_setup_teardown(test_no_host_code, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_no_pack, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_foreign, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_no_memory, rig_setup, rig_teardown),
