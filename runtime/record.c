@@ -18,6 +18,7 @@ typedef struct printer {
 
 LOOM__PRINTF(2, 3) static void print(printer *p, const char *format, ...) {
     va_list list;
+    if (p->no_memory) return;
     va_start(list, format);
     char *piece = NULL;
     int length = vasprintf(&piece, format, list);
@@ -26,9 +27,9 @@ LOOM__PRINTF(2, 3) static void print(printer *p, const char *format, ...) {
         size_t capacity = 2 * (p->bytes + (size_t)length + 1);
         char *larger = loom__arena_alloc(p->arena, capacity);
         if (larger && p->bytes) memcpy(larger, p->text, p->bytes);
-        p->no_memory = p->no_memory || !larger;
+        p->no_memory = !larger;
         p->text = larger;
-        p->capacity = larger ? capacity : 0;
+        p->capacity = capacity;
     }
     p->no_memory = p->no_memory || length < 0;
     if (!p->no_memory) {

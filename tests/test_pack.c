@@ -379,13 +379,39 @@ static void test_foreign(void **state) {
     loom_context_destroy(context);
 }
 
-/* Any allocation may fail. */
+/* Any allocation may fail, and those after it or not. */
 static int allocations_left = INT32_MAX;
+static bool fails_once;
 
 static void *scarce_resize(void *user, void *block, size_t bytes) {
     (void)user;
     if (!bytes) return free(block), NULL;
-    return allocations_left-- > 0 ? realloc(block, bytes) : NULL;
+    int left = allocations_left--;
+    return left > 0 || (fails_once && left < 0) ? realloc(block, bytes) : NULL;
+}
+
+static void test_record_no_memory(void **state) {
+    (void)state;
+    const loom__memory memory = {scarce_resize, NULL};
+    static char written[1 << 20]; /* longer than what an arena has at hand */
+    memset(written, 'x', sizeof written - 1);
+    const loom__param_info param = {.name = written, .dtype = ""};
+    const loom__record record = {
+        .written = written,
+        .info = {.text = "", .dtype = "", .num_params = 1, .params = &param},
+        .generated = {.target = "", .arch = "", .schedule = "", .schedule_backward = ""}};
+    const char *text = NULL;
+    int failures = 0;
+    for (fails_once = true; !text; failures++) {
+        loom__arena arena = {&memory, NULL};
+        allocations_left = failures;
+        text = loom__record_print(&arena, &record);
+        assert_true(!text || strlen(text) > 2 * strlen(written));
+        loom__arena_free(&arena);
+    }
+    assert_true(failures > 2);
+    fails_once = false;
+    allocations_left = INT32_MAX;
 }
 
 static void test_no_memory(void **state) {
@@ -615,6 +641,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_no_host_code, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_no_pack, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_foreign, rig_setup, rig_teardown),
+        cmocka_unit_test_setup_teardown(test_record_no_memory, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_no_memory, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_plan, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_bytes_in_memory, rig_setup, rig_teardown),
