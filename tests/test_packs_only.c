@@ -44,6 +44,7 @@ static void expect_plan(loom_context *context, const char *problem, const char *
     loom_plan *plan = NULL;
     loom_error error = LOOM_ERROR_INIT;
     assert_ok(error, plan_for(context, problem, target, hint, &plan, &error));
+    assert_int_equal(error.status, LOOM_OK);
     assert_string_equal(loom_plan_text(plan, LOOM_TEXT_TARGET), found_target);
     assert_string_equal(loom_plan_text(plan, LOOM_TEXT_ARCH), arch);
     if (schedule) assert_string_equal(loom_plan_text(plan, LOOM_TEXT_SCHEDULE), schedule);
@@ -74,6 +75,20 @@ static void test_plans(void **state) {
     context = context_for(8, 6);
     assert_ok(error, loom_context_add_pack(context, path, NULL, 0, &error));
     expect_plan(context, "bf16 d=64 causal backward", NULL, ANY, "mma", "sm_80", NULL);
+    loom_context_destroy(context);
+
+    context = context_for(9, 1); /* code for sm_90a runs on 9.0 alone */
+    assert_ok(error, loom_context_add_pack(context, path, NULL, 0, &error));
+    expect_plan(context, "bf16 d=64 causal backward", NULL, ANY, "mma", "sm_90", NULL);
+    loom_context_destroy(context);
+
+    context = context_for(8, 6);
+    loom_plan *plan = NULL;
+    fake.smem_bytes = 1000;
+    assert_ok(error, loom_context_add_pack(context, path, NULL, 0, &error));
+    assert_fails(error, LOOM_NOT_FOUND, "desc.problem",
+                 "a.pack has sm_80 kernels that need |this device has 1000",
+                 plan_for(context, "bf16 d=64 causal backward", NULL, ANY, &plan, &error));
     loom_context_destroy(context);
 }
 
