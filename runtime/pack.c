@@ -8,7 +8,7 @@
 
 #include "device.h"
 
-static const char FAMILY[] = "attnloom pack", FORMAT_VERSION[] = "1";
+static const char FAMILY[] = "attnloom pack", FORMAT_VERSION[] = "2";
 
 enum { ALIGNMENT = 16, MAX_KERNELS = 1 << 20 };
 
@@ -390,10 +390,10 @@ const loom__pack_kernel *loom__pack_find(const loom_context *context, const char
 }
 
 const char *loom__manifest_line(loom__arena *arena, const loom__request *request, const char *problem,
-                                const char *arch) {
+                                const char *target, const char *arch) {
     const struct {
         const char *name, *value;
-    } texts[] = {{"target", request->target},
+    } texts[] = {{"target", target},
                  {"schedule", request->schedule},
                  {"schedule_backward", request->schedule_backward}};
     const struct {

@@ -1,6 +1,6 @@
 /* pack.h - kernels built ahead, as one file or as bytes in the program: a container of cache entries.
  *
- *   attnloom pack 1
+ *   attnloom pack 2
  *   digest 82c1...                     of the text that follows, up to the binaries
  *   library 0.1.0
  *   grammar 1                          of problem texts
@@ -58,9 +58,10 @@ loom_status loom__pack_print(loom_context *context, const char **plans, int32_t 
 loom_status loom__pack_read(loom__arena *arena, const char *name, const void *bytes, size_t num_bytes,
                             loom__pack *pack, loom_error *error);
 
-/* The entry of a manifest that asks for what a request asks for; NULL: out of memory. */
+/* The entry of a manifest that asks for what a request asks for, on `target` (NULL: as the generator
+ * chooses); NULL: out of memory. */
 const char *loom__manifest_line(loom__arena *arena, const loom__request *request, const char *problem,
-                                const char *arch);
+                                const char *target, const char *arch);
 
 /* The kernel whose key begins with `start`, and its pack; NULL if no pack of the context has it. The lock is
  * held. */

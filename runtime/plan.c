@@ -645,8 +645,7 @@ struct loom__construction {
     int32_t num_missing;              /* in packs */
     const char *obstacle;             /* why kernels of an older arch do not serve, NULL: there are none */
     const char *manifest_line;        /* that asks for the same kernels */
-    const char *written;              /* the problem as it was given */
-    loom_shape hint;
+    loom__record asked;               /* what was asked for: problem, schedules and hint as given */
     const loom__toolchain *toolchain; /* NULL while no kernel is missing */
     bool no_compile;
     double start;
@@ -894,8 +893,12 @@ static loom_status find_toolchain(loom__construction *c, loom_error *error) {
 
 /* -- Plans ----------------------------------------------------------------------------------------------- */
 
+static const char *keep(loom__arena *arena, const char *text) {
+    return text ? loom__arena_copy(arena, text, strlen(text)) : "";
+}
+
 static loom_status keep_text(loom_plan *plan, loom_text which, const char *text, loom_error *error) {
-    plan->texts[which] = loom__arena_copy(&plan->arena, text, strlen(text));
+    plan->texts[which] = keep(&plan->arena, text);
     return plan->texts[which] ? LOOM_OK : loom__fail_memory(error);
 }
 
@@ -923,17 +926,24 @@ static loom_status describe(loom__construction *c, const loom_plan_desc *desc, l
     loom__request request;
     loom_error refusal = LOOM_ERROR_INIT; /* that an older arch may make good */
     LOOM_TRY(context, make_request(context, desc, &request, &plan->device, error));
-    LOOM_TRY(context, loom__problem_query(context, desc->problem, &plan->arena, &c->info, error));
+    loom_status known = loom__problem_query(context, desc->problem, &plan->arena, &c->info, error);
+    if (known != LOOM_OK && known != LOOM_NOT_FOUND) return known;
+    /* Where no pack has the problem, this says what a manifest lacks for it. */
     loom_status found = loom__generator_plan(context, &request, &plan->arena, generated, &refusal);
+    if (known == LOOM_NOT_FOUND) return forward(&refusal, error);
     if (found != LOOM_OK && found != LOOM_NOT_FOUND) return forward(&refusal, error);
     if (found == LOOM_OK) LOOM_TRY(context, look_into_packs(c, error));
     if ((found == LOOM_NOT_FOUND || c->num_missing) && plan->device)
         LOOM_TRY(context, take_older_arch(c, &request, error));
     if (!generated->num_kernels) return explain(c, forward(&refusal, error), error);
-    c->manifest_line = loom__manifest_line(&plan->arena, &request, generated->problem, generated->arch);
-    c->written = loom__arena_copy(&plan->arena, desc->problem, strlen(desc->problem));
-    if (!c->manifest_line || !c->written) return loom__fail_memory(error);
-    c->hint = desc->hint;
+    c->manifest_line =
+        loom__manifest_line(&plan->arena, &request, generated->problem, generated->target, generated->arch);
+    c->asked = (loom__record){.written = keep(&plan->arena, desc->problem),
+                              .schedule = keep(&plan->arena, request.schedule),
+                              .schedule_backward = keep(&plan->arena, request.schedule_backward),
+                              .hint = desc->hint};
+    if (!c->manifest_line || !c->asked.written || !c->asked.schedule || !c->asked.schedule_backward)
+        return loom__fail_memory(error);
     plan->driver = context->driver;
     plan->d = c->info.d;
     plan->dv = c->info.dv;
@@ -1054,8 +1064,9 @@ loom_status loom_plan_create(loom_context *context, const loom_plan_desc *desc, 
 
 const char *loom__plan_record(const loom_plan *plan, loom__arena *arena) {
     const loom__construction *c = plan->construction;
-    loom__record record = {
-        .written = c->written, .hint = c->hint, .info = c->info, .generated = c->generated};
+    loom__record record = c->asked;
+    record.info = c->info;
+    record.generated = c->generated;
     return loom__record_print(arena, &record);
 }
 

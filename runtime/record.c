@@ -77,6 +77,8 @@ const char *loom__record_print(loom__arena *arena, const loom__record *record) {
     print_block(&p, "written", record->written);
     print(&p, "problem %s\ndtype %s %d %d %d %d\n", info->text, info->dtype, info->d, info->dv,
           info->backward, info->deterministic);
+    print_block(&p, "written_schedule", record->schedule);
+    print_block(&p, "written_schedule_backward", record->schedule_backward);
     print(&p, "hint %lld %lld %lld %lld %lld\n", (long long)h->batch, (long long)h->heads_q,
           (long long)h->heads_kv, (long long)h->seq_q, (long long)h->seq_k);
     print(&p, "params %d\n", info->num_params);
@@ -225,6 +227,8 @@ loom_status loom__record_read(loom__arena *arena, char *text, loom__record *reco
     info->dv = take_int(&r);
     info->backward = take_int(&r);
     info->deterministic = take_int(&r);
+    record->schedule = take_block(&r, "written_schedule");
+    record->schedule_backward = take_block(&r, "written_schedule_backward");
     start_line(&r, "hint");
     int64_t *const sizes[] = {&record->hint.batch, &record->hint.heads_q, &record->hint.heads_kv,
                               &record->hint.seq_q, &record->hint.seq_k};

@@ -143,7 +143,11 @@ static void test_records(void **state) {
     loom__arena arena = {&context->memory, NULL};
     loom_error error = LOOM_ERROR_INIT;
     for (size_t i = 0; i < sizeof PROBLEMS / sizeof PROBLEMS[0]; i++) {
-        loom__record made = {.written = PROBLEMS[i], .hint = {1, 2, 3, 4, 1LL << 40}}, read;
+        loom__record made = {.written = PROBLEMS[i],
+                             .schedule = "tile=4",
+                             .schedule_backward = "",
+                             .hint = {1, 2, 3, 4, 1LL << 40}},
+                     read;
         loom__request request = {.problem = PROBLEMS[i], .arch = "sm_90"};
         assert_ok(error, loom__problem_query(context, PROBLEMS[i], &arena, &made.info, &error));
         assert_ok(error, loom__generator_plan(context, &request, &arena, &made.generated, &error));
@@ -152,6 +156,8 @@ static void test_records(void **state) {
         assert_ok(error, loom__record_read(&arena, loom__arena_copy(&arena, text, length), &read, &error));
         assert_string_equal(loom__record_print(&arena, &read), text);
         assert_string_equal(read.written, PROBLEMS[i]);
+        assert_string_equal(read.schedule, "tile=4");
+        assert_string_equal(read.schedule_backward, "");
         assert_memory_equal(&read.hint, &made.hint, sizeof made.hint);
         const loom__generated *g = &made.generated, *r = &read.generated;
         assert_string_equal(r->problem, g->problem);
@@ -331,11 +337,11 @@ static void test_no_pack(void **state) {
     (void)state;
     loom_context *context = context_for(9, 0);
     loom_error error = LOOM_ERROR_INIT;
-    static const char OTHER[] = "attnloom pack 2\ndigest x\n";
+    static const char OTHER[] = "attnloom pack 1\ndigest x\n";
     assert_refused("a.pack: it is no pack: it does not begin with 'attnloom pack'", "#!/bin/sh\n", 10);
     assert_refused("a.pack: it is no pack", "", 0 + 1);
     assert_fails(error, LOOM_UNSUPPORTED, "pack",
-                 "a.pack: its format is 'attnloom pack 2', this library reads 'attnloom pack 1'",
+                 "a.pack: its format is 'attnloom pack 1', this library reads 'attnloom pack 2'",
                  loom_context_add_pack(context, "a.pack", OTHER, sizeof OTHER - 1, &error));
     rig_write(rig_path("empty.pack"), "");
     assert_fails(error, LOOM_INVALID, "pack", "empty.pack: it is no pack",
@@ -398,6 +404,8 @@ static void test_record_no_memory(void **state) {
     const loom__param_info param = {.name = written, .dtype = ""};
     const loom__record record = {
         .written = written,
+        .schedule = "",
+        .schedule_backward = "",
         .info = {.text = "", .dtype = "", .num_params = 1, .params = &param},
         .generated = {.target = "", .arch = "", .schedule = "", .schedule_backward = ""}};
     const char *text = NULL;
@@ -551,7 +559,7 @@ static void test_missing(void **state) {
     assert_fails(
         error, LOOM_NOT_FOUND, "desc.flags",
         "3 of 3 kernels are in no pack and not in the cache (|forward-any, schedule 'tile=4', for sm_90|"
-        "{\"backward bf16\", archs = {\"sm_90\"}},",
+        "{\"backward bf16\", archs = {\"sm_90\"}, target = \"mma\"},",
         plan_on_device(context, "bf16 backward", LOOM_NO_COMPILE, &plan, &error));
     assert_null(plan);
     desc.problem = "bf16 backward";
@@ -568,7 +576,7 @@ static void test_missing(void **state) {
     char problem[1600], line[1700]; /* a long problem does not push the rest of its line out */
     memset(problem, 'x', sizeof problem);
     memcpy(problem + sizeof problem - sizeof " zbf16", " zbf16", sizeof " zbf16");
-    snprintf(line, sizeof line, "    {\"%s\", archs = {\"sm_90\"}},", problem);
+    snprintf(line, sizeof line, "    {\"%s\", archs = {\"sm_90\"}, target = \"mma\"},", problem);
     error = (loom_error)LOOM_ERROR_INIT;
     assert_int_equal(plan_on_device(context, problem, LOOM_NO_COMPILE, &plan, &error), LOOM_NOT_FOUND);
     if (!strstr(error.text, line)) fail_msg("%s", error.text);

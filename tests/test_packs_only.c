@@ -108,6 +108,39 @@ static void test_driver_without_maps(void **state) {
     loom_context_destroy(context);
 }
 
+/* Archs and schedules have the names that a manifest gives them. */
+static void test_names(void **state) {
+    (void)state;
+    static const char MANIFEST[] =
+        "return {{'bf16 d=64 backward', target = 'mma', schedule = 'warps=4  tile=64x64',"
+        " schedule_backward = 'warps=4  tile=32x128'}}";
+    static const char *const ARCHS[] = {"80", "sm_80", "90", "90a", "sm_90", "sm_90a"};
+    const char *path = make_pack("a.pack", MANIFEST, "80,90a");
+    loom_error error = LOOM_ERROR_INIT;
+    loom_context *context = context_for(8, 0);
+    loom_plan *plan = NULL;
+    loom_plan_desc desc = LOOM_PLAN_DESC_INIT;
+    assert_ok(error, loom_context_add_pack(context, path, NULL, 0, &error));
+    desc.problem = "bf16 d=64 backward";
+    desc.device = LOOM_DEVICE_NONE;
+    desc.schedule = "warps=4  tile=64x64";
+    desc.schedule_backward = "warps=4  tile=32x128";
+    for (size_t i = 0; i < sizeof ARCHS / sizeof ARCHS[0]; i++) {
+        desc.arch = ARCHS[i];
+        assert_ok(error, loom_plan_create(context, &desc, &plan, &error));
+        assert_string_equal(loom_plan_text(plan, LOOM_TEXT_ARCH), strstr(ARCHS[i], "80") ? "sm_80" : "sm_90");
+        loom_plan_destroy(plan);
+    }
+    desc.arch = "80a";
+    assert_fails(error, LOOM_NOT_FOUND, "desc.problem", "for 80a",
+                 loom_plan_create(context, &desc, &plan, &error));
+    desc.arch = "80";
+    desc.schedule = "warps=4 tile=64x64";
+    assert_fails(error, LOOM_NOT_FOUND, "desc.problem", "schedule warps=4 tile=64x64",
+                 loom_plan_create(context, &desc, &plan, &error));
+    loom_context_destroy(context);
+}
+
 /* Of several records that of the hint, else that without. */
 static void test_hints(void **state) {
     (void)state;
@@ -237,10 +270,13 @@ static void test_missing(void **state) {
     loom_error error = LOOM_ERROR_INIT;
     loom_plan *plan = NULL;
     loom_context *context = context_for(9, 0);
-    assert_fails(error, LOOM_NOT_FOUND, "problem", "bf16 d=64 causal",
+    assert_fails(error, LOOM_NOT_FOUND, "desc.problem",
+                 "no pack of the context has this problem|{\"bf16 d=64 causal\", archs = {\"sm_90\"}},",
                  plan_for(context, "bf16 d=64 causal", NULL, ANY, &plan, &error));
     assert_ok(error, loom_context_add_pack(context, path, NULL, 0, &error));
-    assert_fails(error, LOOM_NOT_FOUND, "problem", "must be that of the manifest|    bf16 causal d=64",
+    assert_fails(error, LOOM_NOT_FOUND, "desc.problem",
+                 "must be that of the manifest or canonical, for sm_90|    {\"bf16 causal d=64\", archs = "
+                 "{\"sm_90\"}},",
                  plan_for(context, "bf16 causal d=64", NULL, ANY, &plan, &error));
     assert_fails(error, LOOM_NOT_FOUND, "desc.problem",
                  "the problem for sm_90, target hopper|{\"bf16 d=64 causal\", archs = {\"sm_90\"}, target = "
@@ -249,8 +285,11 @@ static void test_missing(void **state) {
     loom_plan_desc desc = LOOM_PLAN_DESC_INIT;
     desc.problem = "bf16 d=64 causal";
     desc.device = LOOM_DEVICE_HOST;
-    assert_fails(error, LOOM_COMPILE, "library", "ATTNLOOM_RUNTIME_ONLY",
-                 loom_plan_create(context, &desc, &plan, &error));
+    for (int i = 0; i < 2; i++) {
+        assert_fails(error, LOOM_COMPILE, "library", "ATTNLOOM_RUNTIME_ONLY",
+                     loom_plan_create(context, &desc, &plan, &error));
+        desc.problem = "bf16 d=80"; /* that no pack has */
+    }
     loom_context_destroy(context);
 }
 
@@ -258,6 +297,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_plans, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_driver_without_maps, rig_setup, rig_teardown),
+        cmocka_unit_test_setup_teardown(test_names, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_hints, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_changed_records, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_launch, rig_setup, rig_teardown),
