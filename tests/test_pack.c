@@ -346,6 +346,15 @@ static void test_no_pack(void **state) {
     rig_write(rig_path("empty.pack"), "");
     assert_fails(error, LOOM_INVALID, "pack", "empty.pack: it is no pack",
                  loom_context_add_pack(context, rig_path("empty.pack"), NULL, 0, &error));
+    for (int is_pack = 0; is_pack < 2; is_pack++) { /* what is long is refused before it is read */
+        const char *path = rig_path("long.pack");
+        rig_write(path, is_pack ? "attnloom pack 2\n" : "something else\n");
+        assert_int_equal(truncate(path, 3LL << 30), 0);
+        error = (loom_error)LOOM_ERROR_INIT;
+        assert_int_equal(loom_context_add_pack(context, path, NULL, 0, &error),
+                         is_pack ? LOOM_IO : LOOM_INVALID);
+        rig_expect(error.text, is_pack ? "larger than 2147483647 bytes" : "it is no pack");
+    }
     const char *missing = rig_path("missing.pack");
     error = (loom_error)LOOM_ERROR_INIT;
     assert_int_equal(loom_context_add_pack(context, missing, NULL, 0, &error), LOOM_IO);
@@ -382,6 +391,36 @@ static void test_foreign(void **state) {
                  "kernels.pack: its kernels are of library 0.1.0, generator |make the pack again",
                  loom_context_add_pack(context, path, NULL, 0, &error));
     assert_null(context->packs);
+    loom_context_destroy(context);
+}
+
+/* What a pack says of its size is believed as far as it has bytes. */
+static size_t largest_bytes;
+
+static void *watched_resize(void *user, void *block, size_t bytes) {
+    (void)user;
+    if (bytes > largest_bytes) largest_bytes = bytes;
+    if (!bytes) return free(block), NULL;
+    return realloc(block, bytes);
+}
+
+static void test_false_counts(void **state) {
+    (void)state;
+    static const char *const COUNTS[] = {"plans 1\nkernels 1048576\n", "plans 1048576\nkernels 1\n",
+                                         "plans 1\nkernels 1\nplan 1048576\n"};
+    const loom__hooks hooks = {.driver = &DRIVER, .memory = {watched_resize, NULL}};
+    loom_context *context = rig_context(&hooks);
+    loom_error error = LOOM_ERROR_INIT;
+    char text[512];
+    largest_bytes = 0;
+    for (size_t i = 0; i < sizeof COUNTS / sizeof COUNTS[0]; i++) {
+        int length = snprintf(text, sizeof text,
+                              "attnloom pack 2\ndigest 0\nlibrary 0\ngrammar 1\ngenerator 0\ntoolkit 1\n"
+                              "driver 1\narchs sm_80\n%s%200s",
+                              COUNTS[i], "");
+        assert_refused("damaged", text, (size_t)length);
+    }
+    assert_true(largest_bytes && largest_bytes < 1 << 18);
     loom_context_destroy(context);
 }
 
@@ -680,6 +719,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_damage, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_no_host_code, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_no_pack, rig_setup, rig_teardown),
+        cmocka_unit_test_setup_teardown(test_false_counts, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_foreign, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_record_no_memory, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_no_memory, rig_setup, rig_teardown),
