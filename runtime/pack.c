@@ -122,14 +122,15 @@ static loom_status print_text(loom_context *context, const char *const *plans, i
 }
 
 loom_status loom__pack_print(loom_context *context, const char **plans, int32_t num_plans,
-                             loom__pack_kernel *kernels, int32_t num_kernels, loom__arena *arena,
+                             loom__pack_kernel *kernels, int32_t *num_kernels, loom__arena *arena,
                              const char **bytes, size_t *num_bytes, loom_error *error) {
     int32_t num = 0, unique_plans = 0, num_pieces = 0;
     const char **pieces = NULL;
-    qsort(kernels, (size_t)num_kernels, sizeof *kernels, by_key);
-    for (int32_t i = 0; i < num_kernels; i++) {
+    qsort(kernels, (size_t)*num_kernels, sizeof *kernels, by_key);
+    for (int32_t i = 0; i < *num_kernels; i++) {
         if (!num || strcmp(kernels[i].key, kernels[num - 1].key)) kernels[num++] = kernels[i];
     }
+    *num_kernels = num;
     qsort(plans, (size_t)num_plans, sizeof *plans, by_text);
     for (int32_t i = 0; i < num_plans; i++) {
         if (!unique_plans || strcmp(plans[i], plans[unique_plans - 1])) plans[unique_plans++] = plans[i];

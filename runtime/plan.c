@@ -1077,18 +1077,24 @@ loom_status loom__plan_survey(loom_context *context, const loom_plan_desc *desc,
     loom__construction *c = plan->construction;
     const char *problem = plan->texts[LOOM_TEXT_PROBLEM], *target = plan->texts[LOOM_TEXT_TARGET];
     const char *arch = plan->texts[LOOM_TEXT_ARCH];
+    size_t count = (size_t)plan->num_kernels;
+    const char **keys = loom__arena_alloc(arena, count * sizeof *keys);
+    bool *found = loom__arena_alloc(arena, count * sizeof *found), copied = keys && found;
     *survey = (loom__survey){.problem = loom__arena_copy(arena, problem, strlen(problem)),
                              .target = loom__arena_copy(arena, target, strlen(target)),
                              .arch = loom__arena_copy(arena, arch, strlen(arch)),
-                             .num_kernels = plan->num_kernels};
-    for (int32_t i = 0; i < plan->num_kernels; i++) {
+                             .num_kernels = plan->num_kernels,
+                             .keys = keys,
+                             .found = found};
+    for (int32_t i = 0; i < plan->num_kernels && copied; i++) {
         build *b = &c->builds[i];
-        survey->num_found +=
-            b->pack || loom__cache_load(context, b->slug, b->key, plan->host, &plan->arena, &b->entry);
+        found[i] = b->pack || loom__cache_load(context, b->slug, b->key, plan->host, &plan->arena, &b->entry);
+        keys[i] = loom__arena_copy(arena, b->key, strlen(b->key));
+        copied = keys[i] != NULL;
     }
     loom__generator_release(context, &c->generated);
     loom_plan_destroy(plan);
-    return survey->problem && survey->target && survey->arch ? LOOM_OK : loom__fail_memory(error);
+    return copied && survey->problem && survey->target && survey->arch ? LOOM_OK : loom__fail_memory(error);
 }
 
 loom_status loom__plan_fail_unready(const loom_plan *plan, loom_error *error) {

@@ -46,7 +46,7 @@ static char *make_pack(const wanted *list, size_t *num_bytes) {
         }
     }
     const char *bytes = NULL;
-    assert_ok(error, loom__pack_print(context, records, num_records, kernels, num_kernels, &arena, &bytes,
+    assert_ok(error, loom__pack_print(context, records, num_records, kernels, &num_kernels, &arena, &bytes,
                                       num_bytes, &error));
     char *copy = malloc(*num_bytes);
     memcpy(copy, bytes, *num_bytes);
@@ -319,8 +319,9 @@ static void test_no_host_code(void **state) {
     loom__pack_kernel kernels[] = {loom__pack_take(&gpu), loom__pack_take(&host)};
     loom__arena arena = {&context->memory, NULL};
     const char *record = "", *made;
-    assert_fails(error, LOOM_INVALID, "pack", "a pack holds kernels of NVRTC for GPUs",
-                 loom__pack_print(context, &record, 1, kernels, 2, &arena, &made, &num_bytes, &error));
+    assert_fails(
+        error, LOOM_INVALID, "pack", "a pack holds kernels of NVRTC for GPUs",
+        loom__pack_print(context, &record, 1, kernels, &(int32_t){2}, &arena, &made, &num_bytes, &error));
     loom__pack pack = {
         .name = "a.pack", .num_kernels = 1, .kernels = (loom__pack_kernel[]){loom__pack_take(&host)}};
     context->packs = &pack;

@@ -170,10 +170,11 @@ static loom_status add_record(loom_context *context, loom_context *from, const c
     loom__pack_kernel kernels[MAX_PACK_KERNELS];
     const char *bytes = NULL;
     size_t num_bytes = 0;
-    assert_true(pack->num_kernels <= MAX_PACK_KERNELS);
+    int32_t num_kernels = pack->num_kernels;
+    assert_true(num_kernels <= MAX_PACK_KERNELS);
     memcpy(kernels, pack->kernels, (size_t)pack->num_kernels * sizeof *kernels);
-    assert_ok(*error, loom__pack_print(from, &record, 1, kernels, pack->num_kernels, arena, &bytes,
-                                       &num_bytes, error));
+    assert_ok(*error,
+              loom__pack_print(from, &record, 1, kernels, &num_kernels, arena, &bytes, &num_bytes, error));
     return loom_context_add_pack(context, "changed", bytes, num_bytes, error);
 }
 

@@ -143,7 +143,7 @@ static loom_status write_pack(packing *p, const values *v, loom_error *error) {
     const char *bytes = NULL;
     char *text = NULL;
     size_t num_bytes = 0, text_bytes = 0;
-    LOOM_TRY(p->context, loom__pack_print(p->context, p->records, p->num_records, p->kernels, p->num_kernels,
+    LOOM_TRY(p->context, loom__pack_print(p->context, p->records, p->num_records, p->kernels, &p->num_kernels,
                                           p->arena, &bytes, &num_bytes, error));
     if (!v->embed) return loom__cli_write_file(v->out, bytes, num_bytes, error);
     loom_status status = print_c(v->out, bytes, num_bytes, &text, &text_bytes, error);
