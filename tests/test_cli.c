@@ -875,7 +875,8 @@ static void missing_line_is_an_entry(void **state) {
     snprintf(text, sizeof text, "return {\n%s\n}\n", strrchr(error.text, '\n') + 1);
     expect_text(
         text,
-        "\n    {\"bf16 d=96 mask={k <= q} score={50.0 * tanh(s / 50.0)}\", archs = {\"sm_90\"}, hint = {");
+        "\n    {\"bf16 d=96 mask={k <= q} score={50.0 * tanh(s / 50.0)}\", archs = {\"sm_90\"}, target = "
+        "\"hopper\", hint = {");
     write_file(manifest, text);
     expect(RUN("pack", manifest, "--arch", "sm_90a", "-o", pack), 0);
     expect(RUN("cache", "clear"), 0);
