@@ -132,7 +132,8 @@ LOOM_API void loom_context_destroy(loom_context *context); /* NULL is a no-op */
  * driver is too old for its kernels. The text names the pack and what is wrong.
  *
  * A library built with ATTNLOOM_RUNTIME_ONLY has no generator and no compilers: packs are all it knows, plans for what they lack
- * answer NOT_FOUND, those of LOOM_DEVICE_HOST COMPILE, and a problem is found by its text in the manifest or its canonical text. */
+ * answer NOT_FOUND, those of LOOM_DEVICE_HOST COMPILE whatever the problem, and a problem or schedule is found by its text in the
+ * manifest or by the text that the generator gives it. */
 LOOM_API loom_status loom_context_add_pack(loom_context *context, const char *name, const void *bytes, size_t num_bytes,
                                            loom_error *error);
 

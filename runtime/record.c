@@ -249,7 +249,7 @@ loom_status loom__record_read(loom__arena *arena, char *text, loom__record *reco
     g->schedule = take_line(&r, "schedule");
     g->schedule_backward = take_line(&r, "schedule_backward");
     start_line(&r, "kernels");
-    g->num_kernels = take_count(&r, MAX_KERNELS);
+    g->num_kernels = (int32_t)take_number(&r, 1, MAX_KERNELS);
     loom__kernel_text *kernels = take_room(&r, g->num_kernels, sizeof *kernels);
     for (int32_t i = 0; !r.damaged && i < g->num_kernels; i++) take_kernel(&r, &kernels[i]);
     g->kernels = kernels;

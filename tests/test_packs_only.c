@@ -229,6 +229,14 @@ static void test_changed_records(void **state) {
             loom__arena_free(&arena);
         }
     }
+    const char *end = strstr(record, "\nkernels ");
+    loom_context *context = context_for(9, 0);
+    snprintf(changed, sizeof changed, "%.*s\nkernels 0\n", (int)(end - record), record);
+    assert_ok(error, add_record(context, from, changed, &arena, &error));
+    assert_fails(error, LOOM_INTERNAL, "pack", "cannot be read",
+                 plan_for(context, DOCUMENTS, NULL, ANY, &plan, &error));
+    loom_context_destroy(context);
+    loom__arena_free(&arena);
     loom_context_destroy(from);
 }
 
