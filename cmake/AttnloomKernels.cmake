@@ -1,12 +1,12 @@
 # Kernels at build time.
 #
-#   attnloom_add_kernels(TARGET app MANIFEST kernels.lua ARCHS 80 90a [EMBED])
+#   attnloom_add_kernels(TARGET app MANIFEST kernels.lua ARCHS 80 90a [EMBED] [NAME kernels])
 #
 # Compiles the kernels of a manifest while `app` is built; NVRTC is needed, a GPU is not. Without EMBED they are in
 # kernels.pack in the current binary folder, for loom_context_add_pack and for install(FILES). With EMBED they are in the
-# program, as kernels_pack and kernels_pack_bytes. Both are named after the manifest.
+# program, as kernels_pack and kernels_pack_bytes. Both are named NAME, or after the manifest.
 function(attnloom_add_kernels)
-    cmake_parse_arguments(PARSE_ARGV 0 KERNELS "EMBED" "TARGET;MANIFEST" "ARCHS")
+    cmake_parse_arguments(PARSE_ARGV 0 KERNELS "EMBED" "TARGET;MANIFEST;NAME" "ARCHS")
     foreach(word TARGET MANIFEST ARCHS)
         if(NOT KERNELS_${word})
             message(FATAL_ERROR "attnloom_add_kernels: ${word} is missing")
@@ -28,6 +28,9 @@ function(attnloom_add_kernels)
     endif()
 
     get_filename_component(name ${manifest} NAME_WE)
+    if(KERNELS_NAME)
+        set(name ${KERNELS_NAME})
+    endif()
     list(JOIN KERNELS_ARCHS "," archs)
     set(made ${CMAKE_CURRENT_BINARY_DIR}/${name}.pack)
     set(embed)
@@ -35,6 +38,11 @@ function(attnloom_add_kernels)
         set(made ${CMAKE_CURRENT_BINARY_DIR}/${name}.c)
         set(embed --embed)
     endif()
+    get_property(others DIRECTORY PROPERTY ATTNLOOM_KERNELS)
+    if(made IN_LIST others)
+        message(FATAL_ERROR "attnloom_add_kernels: this folder has kernels named '${name}' already: give these another NAME")
+    endif()
+    set_property(DIRECTORY APPEND PROPERTY ATTNLOOM_KERNELS ${made})
     add_custom_command(OUTPUT ${made}
         COMMAND attnloom::command pack ${manifest} --arch ${archs} ${embed} -o ${made}
         DEPENDS ${manifest} $<TARGET_FILE:attnloom::command> $<TARGET_FILE:attnloom::attnloom>

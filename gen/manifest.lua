@@ -29,23 +29,71 @@ local GLOBALS = _G
 local TARGETS = {mma = true, hopper = true}
 local SIZES = {batch = true, heads_q = true, heads_kv = true, seq_q = true, seq_k = true}
 
+-- Steps that one call of a C function may take: there no instructions are counted, nor is the time looked at.
+local MAX_STEPS = 10000000
+
+local function size(value) return type(value) == "string" and #value or 0 end
+local function number(value) return tonumber(value) or 0 end
+
+-- Each part of a pattern that repeats, balances or refers back can stand for as many pieces as the text has places. Methods of
+-- texts are limited themselves while this runs.
+local function pattern_steps(text, pattern, plain)
+    local loops = 1
+    if type(pattern) == "string" and not plain then
+        loops = loops + select(2, string.gsub(pattern, "[*+%-?]", "")) + select(2, string.gsub(pattern, "%%[bf%d]", ""))
+    end
+    return (size(pattern) + 1) * (size(text) + 1.0) ^ loops
+end
+
+local STEPS = {
+    string = {
+        rep = function(text, count, between) return number(count) * (size(text) + size(between) + 1.0) end,
+        find = function(text, pattern, _, plain) return pattern_steps(text, pattern, plain) end,
+        match = function(text, pattern) return pattern_steps(text, pattern) end,
+        gmatch = function(text, pattern) return pattern_steps(text, pattern) end,
+        gsub = function(text, pattern) return pattern_steps(text, pattern) end,
+    },
+    table = {move = function(_, first, last) return number(last) - (number(first) + 0.0) end},
+}
+
 -- Copies, so that nothing the file does to a library outlives it.
+local function copy_of(name)
+    local copy = {}
+    for key, value in pairs(LIBRARIES[name]) do copy[key] = not NOT_HERE[key] and value or nil end
+    for key, steps in pairs(STEPS[name] or {}) do
+        local own = copy[key]
+        copy[key] = function(...)
+            if steps(...) > MAX_STEPS then
+                error(("%s.%s could take more than %d steps, the limit of manifests"):format(name, key, MAX_STEPS), 2)
+            end
+            return own(...)
+        end
+    end
+    return copy
+end
+
 local function environment()
     local names = {}
     for _, name in ipairs(FUNCTIONS) do names[name] = GLOBALS[name] end
-    for name, library in pairs(LIBRARIES) do
-        local copy = {}
-        for key, value in pairs(library) do copy[key] = not NOT_HERE[key] and value or nil end
-        names[name] = copy
-    end
+    for name in pairs(LIBRARIES) do names[name] = copy_of(name) end
     return setmetatable(names, {__index = function(_, name)
         error(("name '%s' is not defined; a manifest has %s, math, string, table and utf8")
             :format(tostring(name), table.concat(FUNCTIONS, ", ")), 2)
     end})
 end
 
+-- run(chunk), with the methods of texts limited too.
+local function run_with_limits(run, chunk)
+    local of_texts = getmetatable ""
+    local methods = of_texts.__index
+    of_texts.__index = copy_of "string"
+    local ok, list = run(chunk)
+    of_texts.__index = methods
+    return ok, list
+end
+
 local function is_text(value)
-    return type(value) == "string" and value or nil, "a text"
+    return type(value) == "string" and not value:find("\0", 1, true) and value or nil, "a text without a byte 0"
 end
 
 -- What a field may hold: the value as it is handed on, or nil and what it should be.
@@ -82,37 +130,80 @@ for name in pairs(CHECKS) do FIELDS[#FIELDS + 1] = name end
 table.sort(FIELDS)
 
 local function shown(value)
-    return type(value) == "string" and "'" .. value .. "'" or type(value) == "table" and "a table" or tostring(value)
+    return type(value) == "string" and "'" .. value:gsub("\0", "\\0") .. "'" or type(value) == "table" and "a table" or tostring(value)
 end
 
--- How much of a problem text a literal tells: all, what it has around its format specifiers or, where `..` puts more behind it,
--- how the text begins; 0 where it tells another text.
-local function told_by(literal, behind, problem)
-    local head, tail = literal:match "^([^%%]*)", literal:match ".*%%[%d%-%.]*%a(.*)$"
-    local length = #head + #(tail or "")
-    local fits = length <= #problem and problem:sub(1, #head) == head and problem:sub(#problem - #(tail or "") + 1) == (tail or "")
-    local whole = tail or literal == problem or behind:find "^%s*%.%."
-    return fits and whole and length or 0
-end
-
--- The line whose literal tells most of a problem, where there is one such line.
-local function line_of(text, problem)
-    local LEAST = 4
-    local best, found, number = LEAST - 1, nil, 0
-    for line in (text .. "\n"):gmatch "(.-)\n" do
-        number = number + 1
-        for _, pattern in ipairs {'"([^"]*)"()', "'([^']*)'()", "%[%[(.-)%]%]()"} do
-            for literal, place in line:gmatch(pattern) do
-                local told = told_by(literal, line:sub(place), problem)
-                if told > best then
-                    best, found = told, number
-                elseif told == best and found ~= number then
-                    found = nil
-                end
-            end
+-- Calls use(literal, line, behind) with each literal of a Lua text that is not in a comment; `behind` is the place after it.
+local function each_literal(text, use)
+    local place, line, counted = 1, 1, 1
+    while true do
+        local at = text:find("[%-\"'%[]", place)
+        if not at then return end
+        line = line + select(2, text:sub(counted, at - 1):gsub("\n", ""))
+        counted = at
+        local comment = text:sub(at, at + 1) == "--"
+        local first = comment and at + 2 or at
+        local level = text:match("^%[(=*)%[", first)
+        local quote = not comment and text:match("^[\"']", at)
+        if level then
+            local stop, behind = text:find("]" .. level .. "]", first, true)
+            if not comment then use(text:sub(first + #level + 2, stop - 1), line, behind + 1) end
+            place = behind + 1
+        elseif comment then
+            place = text:find("\n", at, true) or #text + 1
+        elseif quote then
+            local stop = at
+            repeat
+                stop = text:find("[\\" .. quote .. "]", stop + 1)
+                local escape = text:sub(stop, stop) == "\\"
+                if escape then stop = stop + 1 end
+            until not escape
+            use(text:sub(at + 1, stop - 1), line, stop + 1)
+            place = stop + 1
+        else
+            place = at + 1
         end
     end
-    return found
+end
+
+-- The start and the end of a literal, around its format specifiers.
+local function around(literal)
+    local tail = #literal + 1
+    for behind in literal:gmatch "%%[%d%-%.]*%a()" do tail = behind end
+    return literal:sub(1, (literal:find("%", 1, true) or tail) - 1), literal:sub(tail)
+end
+
+-- line_of(problem) of a file: the line whose literal tells most of a problem, where there is one such line. A literal tells all,
+-- what it has around its format specifiers or, where `..` puts more behind it, how the text begins.
+local function line_finder(text)
+    local LEAST = 4
+    local whole, parts, by_ends = {}, {}, {}
+    each_literal(text, function(literal, line, behind)
+        local head, tail = around(literal)
+        whole[literal] = (whole[literal] or line) == line and line
+        if not literal:find("%", 1, true) and not text:find("^%s*%.%.", behind) then return end
+        local ends = head .. "\0" .. tail
+        local part = by_ends[ends]
+        if part then
+            part.line = part.line == line and line
+        else
+            part = {head = head, tail = tail, line = line}
+            by_ends[ends], parts[#parts + 1] = part, part
+        end
+    end)
+    return function(problem)
+        if whole[problem] ~= nil then return whole[problem] end
+        local best, found = LEAST - 1, nil
+        for _, part in ipairs(parts) do
+            local told = #part.head + #part.tail
+            if told >= best and told <= #problem and problem:sub(1, #part.head) == part.head
+                and problem:sub(#problem - #part.tail + 1) == part.tail then
+                found = (told > best or found == part.line) and part.line
+                best = told
+            end
+        end
+        return found
+    end
 end
 
 -- One entry checked; what is wrong goes to `report`.
@@ -151,24 +242,32 @@ function manifest.read(text, name, run)
     end
     local chunk, message = load(text, "@" .. name, "t", environment())
     if not chunk then return nil, named(message) end
-    local ok, list = run(chunk)
+    local ok, list = run_with_limits(run, chunk)
     if not ok then return nil, named(list) end
     if type(list) ~= "table" then return nil, ("%s: it returns %s, it must return a list of entries"):format(name, shown(list)) end
     local entries, messages, count = {}, {}, 0
     for _ in pairs(list) do count = count + 1 end
-    if count ~= #list then
-        return nil, ("%s: the list has %d entries and keys other than 1 to %d"):format(name, count, count)
+    for i = 1, count do
+        if list[i] == nil then
+            for key in pairs(list) do
+                if math.type(key) == "integer" and key > i then
+                    return nil, ("%s: entry %d is nil, but entry %d is not"):format(name, i, key)
+                end
+            end
+            return nil, ("%s: the list has %d entries and keys other than 1 to %d"):format(name, count, count)
+        end
     end
     if count == 0 then return nil, name .. ": the list is empty" end
+    local line_of = line_finder(text)
     for i, entry in ipairs(list) do
         local function report(problem, field, what)
-            local line = problem and line_of(text, problem)
+            local line = problem and line_of(problem)
             messages[#messages + 1] = ("%s:%s entry %d%s: %s: %s"):format(name, line and line .. ":" or "", i,
                 problem and (", \"%s\""):format(problem) or "", field, what)
         end
         entries[i] = read_entry(entry, report)
         if entries[i] then
-            local line = line_of(text, type(entry) == "table" and entry[1] or entry)
+            local line = line_of(type(entry) == "table" and entry[1] or entry)
             entries[i].place = line and ("%s:%d"):format(name, line) or ("%s: entry %d"):format(name, i)
         end
     end

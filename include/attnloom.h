@@ -119,8 +119,10 @@ LOOM_API void loom_context_destroy(loom_context *context); /* NULL is a no-op */
 /* Adds the kernels of a pack, which `attnloom pack` makes on a machine without a GPU. Plans that are created later take what
  * they need of it and compile only the rest, or nothing with LOOM_NO_COMPILE; packs are asked in the order in which they were
  * added, before the cache. What counts is the schedule: a hint with which the generator chooses another than for the manifest's
- * entry is another kernel. A GPU takes code for its own arch and, where a pack has all of a plan's kernels for it, for an older
- * one of the same major: sm_86 takes sm_80.
+ * entry is another kernel. A GPU takes code for its own arch and, where packs have all of a plan's kernels for it, for an older
+ * one of the same major: sm_86 takes sm_80. Then the schedule is that for the older arch, and where one of the kernels needs more
+ * shared memory than the device has (163 KiB a block on sm_80, 99 on sm_86 and sm_89) none is taken: ask for each arch whose GPUs
+ * shall be sure to find theirs. Code for sm_90a runs on 9.0 alone, and systems on a chip (sm_87) share nothing with other GPUs.
  *
  * `bytes` NULL (num_bytes 0): the file `name`, which is read whole. Else the pack in memory, as `attnloom pack --embed` puts it
  * into a program; it is not copied and must stay until the context is destroyed. `name` then only names it in messages.
@@ -130,7 +132,8 @@ LOOM_API void loom_context_destroy(loom_context *context); /* NULL is a no-op */
  * driver is too old for its kernels. The text names the pack and what is wrong.
  *
  * A library built with ATTNLOOM_RUNTIME_ONLY has no generator and no compilers: packs are all it knows, plans for what they lack
- * answer NOT_FOUND, those of LOOM_DEVICE_HOST COMPILE, and a problem is found by its text in the manifest or its canonical text. */
+ * answer NOT_FOUND, those of LOOM_DEVICE_HOST COMPILE whatever the problem, and a problem or schedule is found by its text in the
+ * manifest or by the text that the generator gives it. */
 LOOM_API loom_status loom_context_add_pack(loom_context *context, const char *name, const void *bytes, size_t num_bytes,
                                            loom_error *error);
 

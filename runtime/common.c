@@ -174,6 +174,8 @@ void loom__arena_free(loom__arena *arena) {
 
 /* -- Files ----------------------------------------------------------------------------------------------- */
 
+enum { MAX_FILE_BYTES = INT32_MAX };
+
 loom_status loom__read_file(loom__arena *arena, const char *path, const char **bytes, size_t *num_bytes,
                             loom_error *error) {
     loom_status status = LOOM_OK;
@@ -185,6 +187,11 @@ loom_status loom__read_file(loom__arena *arena, const char *path, const char **b
     }
     if (!S_ISREG(facts.st_mode)) {
         status = loom__fail(error, LOOM_IO, path, "cannot read %s: it is not a regular file", path);
+        goto out;
+    }
+    if (facts.st_size > MAX_FILE_BYTES) {
+        status = loom__fail(error, LOOM_IO, path, "cannot read %s: it is larger than %d bytes", path,
+                            MAX_FILE_BYTES);
         goto out;
     }
     char *text = loom__arena_alloc(arena, (size_t)facts.st_size + 1);

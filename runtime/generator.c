@@ -5,8 +5,8 @@
  * templates/. They run without io, os, debug, package, coroutine, string.dump, binary chunks and finalizers:
  * `require` finds files of gen/ alone, `read_template` files of templates/ alone. Memory is limited, and so
  * are the instructions of files from LOOM_GEN_DIR; to count them would slow our own. Manifests have closer
- * limits (`run_limited`). Lua errors never leave this file: what the generator refuses becomes its status,
- * its own faults INTERNAL.
+ * limits, of time too (`run_limited`). Lua errors never leave this file: what the generator refuses becomes
+ * its status, its own faults INTERNAL.
  */
 #define _GNU_SOURCE
 #include "generator.h"
@@ -17,10 +17,12 @@
 #include <lauxlib.h>
 #include <lua.h>
 #include <lualib.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 
 #include "embedded.h"
 
@@ -31,7 +33,8 @@ FILE *const loom__lua_stdout = NULL;
 FILE *const loom__lua_stderr = NULL;
 
 enum { MAX_LUA_BYTES = 512 << 20, HOOK_INSTRUCTIONS = 100000 };
-enum { MAX_MANIFEST_BYTES = 64 << 20, MAX_MANIFEST_INSTRUCTIONS = 100000000 };
+enum { MAX_MANIFEST_BYTES = 64 << 20, MAX_MANIFEST_INSTRUCTIONS = 100000000, MAX_MANIFEST_SECONDS = 10 };
+enum { MANIFEST_HOOK_INSTRUCTIONS = 100 }; /* each may copy all the memory there is */
 
 struct loom__generator {
     lua_State *lua;
@@ -40,6 +43,7 @@ struct loom__generator {
     bool over_bytes;                         /* in this visit */
     bool no_memory;                          /* likewise: the system gave none */
     uint64_t max_instructions, instructions; /* of a visit, and run in it so far */
+    double end_seconds;                      /* of the thread's processor time; INFINITY: no manifest runs */
     loom__arena arena;                       /* files of LOOM_GEN_DIR */
     const loom__file *files;
     int num_files;
@@ -182,19 +186,30 @@ static void *lua_resize(void *user, void *block, size_t old_bytes, size_t bytes)
 
 static loom__generator *generator_of(lua_State *lua) { return lua_touserdata(lua, lua_upvalueindex(1)); }
 
+static double thread_seconds(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
 /* Beyond the limit every instruction raises, so that no pcall keeps the loop alive. */
 static void count_instructions(lua_State *lua, lua_Debug *activation) {
     void *user;
     (void)activation;
     lua_getallocf(lua, &user);
     loom__generator *generator = user;
-    generator->instructions += HOOK_INSTRUCTIONS;
-    if (generator->instructions < generator->max_instructions) return;
+    generator->instructions += (uint64_t)lua_gethookcount(lua);
+    bool late = isfinite(generator->end_seconds) && thread_seconds() > generator->end_seconds;
+    if (generator->instructions < generator->max_instructions && !late) return;
     lua_sethook(lua, count_instructions, LUA_MASKCOUNT, 1);
     luaL_where(lua, 0); /* a hook has no level of its own */
-    lua_pushfstring(
-        lua, "it ran more than %I instructions, the limit of manifests and of Lua files of LOOM_GEN_DIR",
-        (LUAI_UACINT)generator->max_instructions);
+    if (late) {
+        lua_pushfstring(lua, "it ran longer than %d seconds, the limit of manifests", MAX_MANIFEST_SECONDS);
+    } else {
+        lua_pushfstring(
+            lua, "it ran more than %I instructions, the limit of manifests and of Lua files of LOOM_GEN_DIR",
+            (LUAI_UACINT)generator->max_instructions);
+    }
     lua_concat(lua, 2);
     lua_error(lua);
 }
@@ -207,8 +222,10 @@ static int lua_run_limited(lua_State *lua) {
     if (max_instructions > MAX_MANIFEST_INSTRUCTIONS) generator->max_instructions = MAX_MANIFEST_INSTRUCTIONS;
     generator->instructions = 0;
     generator->max_bytes = generator->used_bytes + MAX_MANIFEST_BYTES;
-    lua_sethook(lua, count_instructions, LUA_MASKCOUNT, HOOK_INSTRUCTIONS);
+    generator->end_seconds = thread_seconds() + MAX_MANIFEST_SECONDS;
+    lua_sethook(lua, count_instructions, LUA_MASKCOUNT, MANIFEST_HOOK_INSTRUCTIONS);
     int failed = lua_pcall(lua, 0, 1, 0);
+    generator->end_seconds = INFINITY;
     lua_sethook(lua, hook, hook ? LUA_MASKCOUNT : 0, HOOK_INSTRUCTIONS);
     generator->max_instructions = max_instructions;
     generator->instructions = instructions;
@@ -393,6 +410,7 @@ static loom_status visit(loom_context *context, lua_State *lua, lua_CFunction bo
     generator->max_bytes = MAX_LUA_BYTES;
     generator->over_bytes = generator->no_memory = false;
     generator->instructions = 0;
+    generator->end_seconds = INFINITY;
     if (context->environment.loom_gen_dir)
         lua_sethook(lua, count_instructions, LUA_MASKCOUNT, HOOK_INSTRUCTIONS);
     lua_settop(lua, 0);

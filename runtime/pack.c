@@ -8,11 +8,24 @@
 
 #include "device.h"
 
-static const char FAMILY[] = "attnloom pack", FORMAT_VERSION[] = "1";
+static const char FAMILY[] = "attnloom pack", FORMAT_VERSION[] = "2";
+static const char NO_PACK[] = "it is no pack: it does not begin with 'attnloom pack'";
 
-enum { ALIGNMENT = 16, MAX_KERNELS = 1 << 20 };
+enum { ALIGNMENT = 16 };
+enum { LEAST_PLAN_BYTES = 64, LEAST_KERNEL_BYTES = 128 }; /* of their texts; there are at least two digests */
 
 static size_t aligned(size_t bytes) { return (bytes + ALIGNMENT - 1) & ~(size_t)(ALIGNMENT - 1); }
+
+/* Packs hold what NVRTC made for GPUs: code for the processor would run as soon as a plan loads it. */
+static bool is_for_gpu(const loom__pack_kernel *kernel) {
+    size_t length = 0;
+    const char *const texts[] = {loom__key_value(kernel->key, "target", &length),
+                                 loom__key_value(kernel->key, "arch", &length)};
+    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
+        if (texts[i] && strncmp(texts[i], "host\n", 5) == 0) return false;
+    }
+    return texts[1] && strncmp(kernel->entry.compiler, "nvrtc ", 6) == 0;
+}
 
 /* -- Writing --------------------------------------------------------------------------------------------- */
 
@@ -50,9 +63,11 @@ static loom_status print_head(loom_context *context, int32_t num_plans, const lo
     char generator[33];
     LOOM_TRY(context, loom__generator_digest(context, generator, error));
     LOOM_TRY(context, loom__generator_grammar(context, &grammar, error));
-    if (sscanf(kernels[0].entry.compiler, "nvrtc %d.%d", &major, &minor) != 2) {
-        return loom__fail(error, LOOM_INVALID, "pack", "a pack holds kernels of NVRTC, not of %s",
-                          kernels[0].entry.compiler);
+    for (int32_t i = 0; i < num_kernels; i++) {
+        if (is_for_gpu(&kernels[i]) && sscanf(kernels[i].entry.compiler, "nvrtc %d.%d", &major, &minor) == 2)
+            continue;
+        return loom__fail(error, LOOM_INVALID, "pack", "a pack holds kernels of NVRTC for GPUs, not of %s",
+                          kernels[i].entry.compiler);
     }
     const char *archs = list_archs(arena, kernels, num_kernels);
     if (!archs) return loom__fail_memory(error);
@@ -107,14 +122,15 @@ static loom_status print_text(loom_context *context, const char *const *plans, i
 }
 
 loom_status loom__pack_print(loom_context *context, const char **plans, int32_t num_plans,
-                             loom__pack_kernel *kernels, int32_t num_kernels, loom__arena *arena,
+                             loom__pack_kernel *kernels, int32_t *num_kernels, loom__arena *arena,
                              const char **bytes, size_t *num_bytes, loom_error *error) {
     int32_t num = 0, unique_plans = 0, num_pieces = 0;
     const char **pieces = NULL;
-    qsort(kernels, (size_t)num_kernels, sizeof *kernels, by_key);
-    for (int32_t i = 0; i < num_kernels; i++) {
+    qsort(kernels, (size_t)*num_kernels, sizeof *kernels, by_key);
+    for (int32_t i = 0; i < *num_kernels; i++) {
         if (!num || strcmp(kernels[i].key, kernels[num - 1].key)) kernels[num++] = kernels[i];
     }
+    *num_kernels = num;
     qsort(plans, (size_t)num_plans, sizeof *plans, by_text);
     for (int32_t i = 0; i < num_plans; i++) {
         if (!unique_plans || strcmp(plans[i], plans[unique_plans - 1])) plans[unique_plans++] = plans[i];
@@ -196,11 +212,12 @@ static loom_status refuse(const rest *r, const char *fault, loom_error *error) {
     return loom__fail(error, LOOM_INVALID, "pack", "%s: %s", r->name, fault);
 }
 
-/* The number on the line "name number", 1 to most; 0: it does not come next. */
-static int32_t take_count(rest *r, const char *name, int32_t most) {
+/* The number on the line "name number", from 1 to as many pieces of so many bytes as there is room for; 0: it
+ * does not come next. */
+static int32_t take_count(rest *r, const char *name, size_t least_bytes) {
     const char *value = take_line(r, name);
     long number = value ? strtol(value, NULL, 10) : 0;
-    return number < 1 || number > most ? 0 : (int32_t)number;
+    return number < 1 || number > INT32_MAX || (size_t)number > r->bytes / least_bytes ? 0 : (int32_t)number;
 }
 
 static loom_status read_head(rest *r, loom__pack *pack, loom_error *error) {
@@ -210,8 +227,8 @@ static loom_status read_head(rest *r, loom__pack *pack, loom_error *error) {
     pack->toolkit = take_line(r, "toolkit");
     pack->driver = take_line(r, "driver");
     pack->archs = take_line(r, "archs");
-    pack->num_plans = take_count(r, "plans", MAX_KERNELS);
-    pack->num_kernels = take_count(r, "kernels", MAX_KERNELS);
+    pack->num_plans = take_count(r, "plans", LEAST_PLAN_BYTES);
+    pack->num_kernels = take_count(r, "kernels", LEAST_KERNEL_BYTES);
     if (!pack->library || !grammar || !pack->generator || !pack->toolkit || !pack->driver || !pack->archs ||
         !pack->num_plans || !pack->num_kernels)
         return refuse(r, "the pack is damaged: its first lines cannot be read", error);
@@ -223,7 +240,7 @@ static loom_status read_plans(rest *r, loom__pack *pack, loom_error *error) {
     const char **plans = loom__arena_alloc(r->arena, (size_t)pack->num_plans * sizeof *plans);
     if (!plans) return loom__fail_memory(error);
     for (int32_t i = 0; i < pack->num_plans; i++) {
-        size_t bytes = (size_t)take_count(r, "plan", INT32_MAX);
+        size_t bytes = (size_t)take_count(r, "plan", 1);
         const char *record = bytes ? take_bytes(r, bytes) : NULL;
         plans[i] = record ? copy(r, record, bytes) : NULL;
         if (!plans[i]) return refuse(r, "the pack is cut short or damaged", error);
@@ -269,6 +286,7 @@ static loom_status read_kernels(rest *r, const char *start, const char *text, co
         if (!binary) return refuse(r, "the pack is cut short or damaged", error);
         const char *fault = loom__entry_read(list[i].meta, NULL, binary, list[i].binary_bytes,
                                              &kernels[i].entry, &kernels[i].key);
+        if (!fault && !is_for_gpu(&kernels[i])) fault = "it is no kernel of NVRTC for a GPU";
         if (fault) {
             return loom__fail(error, LOOM_INVALID, "pack", "%s: kernel %zu of %zu: %s", r->name, i + 1, count,
                               fault);
@@ -286,7 +304,7 @@ loom_status loom__pack_read(loom__arena *arena, const char *name, const void *by
     *pack = (loom__pack){.name = loom__arena_copy(arena, name, strlen(name))};
     if (!pack->name) return loom__fail_memory(error);
     const char *version = take_line(&r, FAMILY);
-    if (!version) return refuse(&r, "it is no pack: it does not begin with 'attnloom pack'", error);
+    if (!version) return refuse(&r, NO_PACK, error);
     if (strcmp(version, FORMAT_VERSION)) {
         return loom__fail(error, LOOM_UNSUPPORTED, "pack",
                           "%s: its format is '%s %.20s', this library reads '%s %s'", name, FAMILY, version,
@@ -326,6 +344,18 @@ static loom_status check_fit(loom_context *context, const loom__pack *pack, loom
         pack->name, pack->toolkit, pack->driver, needs, version / 1000, version % 1000 / 10);
 }
 
+/* A file that begins otherwise is not read, be it ever so long. */
+static loom_status read_pack_file(loom__arena *arena, const char *name, const char **bytes, size_t *num_bytes,
+                                  loom_error *error) {
+    char start[sizeof FAMILY - 1];
+    FILE *file = fopen(name, "rbe");
+    bool is_other = file && fread(start, 1, sizeof start, file) == sizeof start &&
+                    memcmp(start, FAMILY, sizeof start) != 0;
+    if (file) fclose(file);
+    if (is_other) return refuse(&(rest){.name = name}, NO_PACK, error);
+    return loom__read_file(arena, name, bytes, num_bytes, error);
+}
+
 static void add(loom_context *context, loom__pack *pack, loom__arena *arena) {
     loom__arena_adopt(&context->arena, arena);
     loom__pack **at = &context->packs;
@@ -351,7 +381,7 @@ loom_status loom_context_add_pack(loom_context *context, const char *name, const
         status = loom__fail_memory(error);
         goto out;
     }
-    if (!bytes) LOOM_TRY_OUT(context, loom__read_file(&arena, name, &content, &num_bytes, error));
+    if (!bytes) LOOM_TRY_OUT(context, read_pack_file(&arena, name, &content, &num_bytes, error));
     LOOM_TRY_OUT(context, loom__pack_read(&arena, name, content, num_bytes, pack, error));
     loom__context_lock(context);
     status = check_fit(context, pack, error);
@@ -376,10 +406,10 @@ const loom__pack_kernel *loom__pack_find(const loom_context *context, const char
 }
 
 const char *loom__manifest_line(loom__arena *arena, const loom__request *request, const char *problem,
-                                const char *arch) {
+                                const char *target, const char *arch) {
     const struct {
         const char *name, *value;
-    } texts[] = {{"target", request->target},
+    } texts[] = {{"target", target},
                  {"schedule", request->schedule},
                  {"schedule_backward", request->schedule_backward}};
     const struct {

@@ -1,6 +1,6 @@
 /* pack.h - kernels built ahead, as one file or as bytes in the program: a container of cache entries.
  *
- *   attnloom pack 1
+ *   attnloom pack 2
  *   digest 82c1...                     of the text that follows, up to the binaries
  *   library 0.1.0
  *   grammar 1                          of problem texts
@@ -17,10 +17,11 @@
  *   (the binaries in the same order, each at a multiple of 16 bytes)
  *
  * Kernels are in the order of their keys, and what differs from run to run is left out, so that equal kernels
- * make equal bytes; so are records. Sources are not in it: its generator emits them. A meta.txt is that of a
- * cache entry, read by the same function, and holds the digest of the binary, so that no byte goes unchecked.
- * Plans look into the packs of their context before the cache. Called through attnloom.h, by plan.c and the
- * command line.
+ * make equal bytes, but for certificates: those that the cache has when the pack is made (`attnloom check`
+ * puts them there, on a GPU) come with the kernels; so are records. All are of NVRTC and for GPUs. Sources
+ * are not in it: its generator emits them. A meta.txt is that of a cache entry, read by the same function,
+ * and holds the digest of the binary, so that no byte goes unchecked. Plans look into the packs of their
+ * context before the cache. Called through attnloom.h, by plan.c and the command line.
  */
 #ifndef LOOM_PACK_H
 #define LOOM_PACK_H
@@ -48,9 +49,9 @@ struct loom__pack {
 loom__pack_kernel loom__pack_take(const loom_kernel *kernel);
 
 /* The bytes of a pack, in the arena, from the records of plans and their kernels. Sorts both, of which there
- * is at least one each; of equal ones it takes one. */
+ * is at least one each; of equal ones it takes one, and *num_kernels becomes how many it took. */
 loom_status loom__pack_print(loom_context *context, const char **plans, int32_t num_plans,
-                             loom__pack_kernel *kernels, int32_t num_kernels, loom__arena *arena,
+                             loom__pack_kernel *kernels, int32_t *num_kernels, loom__arena *arena,
                              const char **bytes, size_t *num_bytes, loom_error *error);
 
 /* Reads and verifies all of it. Binaries stay where they are, texts lie in the arena. INVALID with field
@@ -58,9 +59,10 @@ loom_status loom__pack_print(loom_context *context, const char **plans, int32_t 
 loom_status loom__pack_read(loom__arena *arena, const char *name, const void *bytes, size_t num_bytes,
                             loom__pack *pack, loom_error *error);
 
-/* The entry of a manifest that asks for what a request asks for; NULL: out of memory. */
+/* The entry of a manifest that asks for what a request asks for, on `target` (NULL: as the generator
+ * chooses); NULL: out of memory. */
 const char *loom__manifest_line(loom__arena *arena, const loom__request *request, const char *problem,
-                                const char *arch);
+                                const char *target, const char *arch);
 
 /* The kernel whose key begins with `start`, and its pack; NULL if no pack of the context has it. The lock is
  * held. */

@@ -2,8 +2,8 @@
  * option ATTNLOOM_RUNTIME_ONLY): plans come from the records of the context's packs, or not at all.
  *
  * Called by plan.c and context.c. A problem is known by its text as the manifest has it or by its canonical
- * text. Of several records that fit a plan, target hopper comes before mma, then the hint that is asked for,
- * then none.
+ * text, and schedules likewise. Of several records that fit a plan, target hopper comes before mma, then the
+ * hint that is asked for, then none.
  */
 #define _GNU_SOURCE
 #include <stdio.h>
@@ -45,16 +45,18 @@ static loom_status fail_without(loom_error *error) {
         "this library was built with ATTNLOOM_RUNTIME_ONLY: it has neither generator nor compilers");
 }
 
+/* The problem is in the line alone, and comes last, as it may be long. */
 static loom_status fail_missing(const char *what, const loom__request *request, loom__arena *arena,
                                 loom_error *error) {
     if (strcmp(request->arch, "host") == 0) return fail_without(error);
-    const char *line = loom__manifest_line(arena, request, request->problem, request->arch);
+    const char *line = loom__manifest_line(arena, request, request->problem, request->target, request->arch);
     if (!line) return loom__fail_memory(error);
-    return loom__fail(
-        error, LOOM_NOT_FOUND, "desc.problem",
-        "no pack of the context has %s, and this library takes kernels from packs alone; the problem is\n"
-        "    %s\nThis entry of a manifest has it built by `attnloom pack`:\n    %s",
-        what, request->problem, line);
+    return loom__fail(error, LOOM_NOT_FOUND, "desc.problem",
+                      "no pack of the context has %s for %s%s%s%s%.200s, and this library takes kernels from "
+                      "packs alone; this entry of a manifest has it built by `attnloom pack`:\n    %s",
+                      what, request->arch, request->target ? ", target " : "",
+                      request->target ? request->target : "", request->schedule ? ", schedule " : "",
+                      request->schedule ? request->schedule : "", line);
 }
 
 static loom_status find_problem(loom_context *context, const char *problem, loom__arena *arena,
@@ -84,15 +86,27 @@ loom_status loom__problem_query(loom_context *context, const char *problem, loom
 
 /* -- Plans ----------------------------------------------------------------------------------------------- */
 
-static bool fits(const char *wanted, const char *held) { return !wanted || strcmp(wanted, held) == 0; }
+/* The names that gen/arch.lua knows an arch by: "80" of sm_80, and "90a" too of sm_90. */
+static bool is_arch(const char *name, const char *arch) {
+    if (strcmp(name, arch) == 0) return true;
+    if (strncmp(name, "sm_", 3) == 0) name += 3;
+    if (strcmp(name, "90a") == 0) name = "90";
+    return strncmp(arch, "sm_", 3) == 0 && strcmp(name, arch + 3) == 0;
+}
+
+/* Whether a choice is the one that is wanted, by its own text or as it was written; NULL: any is. */
+static bool fits(const char *wanted, const char *held, const char *written) {
+    return !wanted || strcmp(wanted, held) == 0 || strcmp(wanted, written) == 0;
+}
 
 /* How well a record serves a request; 0: not at all. */
 static int fitness(const loom__request *request, const loom__record *record) {
     static const loom_shape NO_HINT;
     const loom__generated *g = &record->generated;
     bool hopper = strcmp(g->target, "hopper") == 0, on_device = request->smem_bytes > 0;
-    if (strcmp(request->arch, g->arch) || !fits(request->target, g->target) ||
-        !fits(request->schedule, g->schedule) || !fits(request->schedule_backward, g->schedule_backward) ||
+    if (!is_arch(request->arch, g->arch) || !fits(request->target, g->target, g->target) ||
+        !fits(request->schedule, g->schedule, record->schedule) ||
+        !fits(request->schedule_backward, g->schedule_backward, record->schedule_backward) ||
         (hopper && on_device && !request->tensor_maps))
         return 0;
     bool same_hint = memcmp(&request->hint, &record->hint, sizeof request->hint) == 0;
@@ -103,11 +117,13 @@ static int fitness(const loom__request *request, const loom__record *record) {
 loom_status loom__generator_plan(loom_context *context, const loom__request *request, loom__arena *arena,
                                  loom__generated *generated, loom_error *error) { /* the lock is held */
     int best = 0;
+    bool known = false;
     *generated = (loom__generated){.reference = -2};
     for (const loom__pack *pack = context->packs; pack; pack = pack->next) {
         for (int32_t i = 0; i < pack->num_plans; i++) {
             loom__record record;
             if (!has_problem(pack->plans[i], request->problem)) continue;
+            known = true;
             LOOM_TRY(context, read_record(context, pack->plans[i], arena, &record, error));
             int fit = fitness(request, &record);
             if (fit > best) *generated = record.generated;
@@ -115,11 +131,9 @@ loom_status loom__generator_plan(loom_context *context, const loom__request *req
         }
     }
     if (best) return LOOM_OK;
-    char what[256];
-    snprintf(what, sizeof what, "the problem for %s%s%s%s%s", request->arch,
-             request->target ? ", target " : "", request->target ? request->target : "",
-             request->schedule ? ", schedule " : "", request->schedule ? request->schedule : "");
-    return fail_missing(what, request, arena, error);
+    return fail_missing(known ? "the problem"
+                              : "this problem, whose text must be that of the manifest or canonical,",
+                        request, arena, error);
 }
 
 void loom__generator_release(loom_context *context, loom__generated *generated) {

@@ -21,6 +21,11 @@
 #include "pack.h"
 #include "record.h"
 
+static loom_status forward(const loom_error *failure, loom_error *error) {
+    if (error && error->size >= sizeof *error) *error = *failure;
+    return failure->status;
+}
+
 /* -- Checking the description ---------------------------------------------------------------------------- */
 
 enum { MAX_ALIGNMENT = 4096 };
@@ -182,8 +187,8 @@ static loom_status read_dim(const char *text, loom__dim *dim, const char *owner,
     char *end;
     *dim = (loom__dim){.value = -1, .divisor = 1};
     dim->constant = strtoll(text, &end, 10);
-    if (end != text && !*end) return LOOM_OK;
-    if (sscanf(text, "ceil(%31[a-z_]/%lld)", word, &divisor) == 2 && divisor > 0) {
+    if (end != text && !*end && dim->constant >= 0 && dim->constant <= INT32_MAX) return LOOM_OK;
+    if (sscanf(text, "ceil(%31[a-z_]/%lld)", word, &divisor) == 2 && divisor > 0 && divisor <= INT32_MAX) {
         dim->value = find_word(word);
         dim->divisor = divisor;
     } else {
@@ -255,11 +260,12 @@ static loom_status read_regions(loom__plan_pass *pass, const loom__kernel_text *
 
 /* Index of a map among those of the variant, to which it is added; -1 if it cannot be. */
 static int32_t add_map(loom__plan_variant *variant, const loom__arg_text *text) {
-    enum { MAX_BOX_ROWS = 256 }; /* of the TMA unit */
+    enum { MAX_BOX = 256 }; /* of the TMA unit, in each direction */
     size_t length = strcspn(text->source, ".");
     int32_t tensor = strcmp(text->source + length, ".map") ? -1 : find_tensor(text->source, length);
     if (tensor < 0 || tensor == LOOM__LSE || tensor == LOOM__DLSE) return -1;
-    if (text->box_rows < 1 || text->box_rows > MAX_BOX_ROWS || text->box_chunks < 1 || text->offset % LOOM__MAP_ALIGNMENT)
+    if (text->box_rows < 1 || text->box_rows > MAX_BOX || text->box_chunks < 1 ||
+        text->box_chunks > MAX_BOX || text->offset % LOOM__MAP_ALIGNMENT)
         return -1;
     for (int32_t i = 0; i < variant->num_maps; i++) {
         const loom__plan_map *map = &variant->maps[i];
@@ -300,7 +306,7 @@ static loom_status read_rows(loom_plan *plan, loom__plan_pass *pass, const loom_
         if (value < 0) return bad_descriptor(text, "argument source", from->source, error);
         if (kernel->prepares && !map && value >= LOOM__VALUE_REGIONS && value < LOOM__VALUE_PARAMS)
             variant->prepares |= 1u << (value - LOOM__VALUE_REGIONS);
-        if (from->offset < 0 || from->offset + bytes > text->args_bytes) {
+        if (from->offset < 0 || from->offset > text->args_bytes - bytes) {
             return bad_descriptor(text, "argument outside its struct:", from->source, error);
         }
         rows[i] = (loom__arg_row){(uint16_t)from->offset, (uint16_t)bytes, (uint16_t)value};
@@ -467,8 +473,7 @@ static loom_status compile_all(build_list *list, loom_error *error) {
         if (b->status != LOOM_OK && (!failed || b->index < failed->index)) failed = b;
     }
     if (!failed) return LOOM_OK;
-    if (error && error->size >= sizeof *error) *error = failed->error;
-    return failed->status;
+    return forward(&failed->error, error);
 }
 
 /* Who waits for the first time shall know for what. */
@@ -638,9 +643,9 @@ struct loom__construction {
     loom__generated generated;
     build *builds;                    /* one a kernel */
     int32_t num_missing;              /* in packs */
+    const char *obstacle;             /* why kernels of an older arch do not serve, NULL: there are none */
     const char *manifest_line;        /* that asks for the same kernels */
-    const char *written;              /* the problem as it was given */
-    loom_shape hint;
+    loom__record asked;               /* what was asked for: problem, schedules and hint as given */
     const loom__toolchain *toolchain; /* NULL while no kernel is missing */
     bool no_compile;
     double start;
@@ -682,21 +687,30 @@ static loom_status build_claimed(loom__construction *c, build **missing, int32_t
     return status;
 }
 
-/* What is missing, and how to come by it. `cache`: its folder, or why it cannot be asked. */
+/* Ends the text of an error with why packs do not help. */
+static loom_status explain(const loom__construction *c, loom_status status, loom_error *error) {
+    if (!c->obstacle || !error || error->size < sizeof *error) return status;
+    size_t length = strlen(error->text);
+    snprintf(error->text + length, sizeof error->text - length, "\n%s", c->obstacle);
+    return status;
+}
+
+/* What is missing, and how to come by it. `cache`: its folder, or why it cannot be asked. The problem is in
+ * the line of the manifest, and comes last, as it may be long. */
 static loom_status fail_missing(const loom__construction *c, const build *first, int32_t num_missing,
                                 const char *cache, loom_error *error) {
     const loom_plan *plan = c->plan;
     size_t length = 0;
     const char *schedule = loom__key_value(first->key, "schedule", &length);
-    return loom__fail(error, LOOM_NOT_FOUND, "desc.flags",
-                      "%d of %d kernels are in no pack and not in the cache (%s), and LOOM_NO_COMPILE "
-                      "forbids to build them; "
-                      "the first is %s, schedule '%.*s', for %s, of the problem\n    %s%s%s",
-                      num_missing, plan->num_kernels, cache, first->label, (int)length,
-                      schedule ? schedule : "", plan->kernels[first->index].arch,
-                      plan->texts[LOOM_TEXT_PROBLEM],
-                      plan->host ? "" : "\nThis entry of a manifest has them built by `attnloom pack`:\n    ",
-                      plan->host ? "" : c->manifest_line);
+    loom_status status = loom__fail(
+        error, LOOM_NOT_FOUND, "desc.flags",
+        "%d of %d kernels are in no pack and not in the cache (%.300s), and LOOM_NO_COMPILE forbids to build "
+        "them; the first is %s, schedule '%.*s', for %s, of %s:\n    %s",
+        num_missing, plan->num_kernels, cache, first->label, (int)length, schedule ? schedule : "",
+        plan->kernels[first->index].arch,
+        plan->host ? "the problem" : "what this entry of a manifest has built by `attnloom pack`",
+        plan->host ? plan->texts[LOOM_TEXT_PROBLEM] : c->manifest_line);
+    return explain(c, status, error);
 }
 
 static loom_status build_kernels(loom__construction *c, loom_error *error) {
@@ -724,8 +738,7 @@ static loom_status build_kernels(loom__construction *c, loom_error *error) {
         if (b->pack)
             return loom__fail(error, b->status, "pack", "%s: %s: %s", b->pack->name, b->label, b->error.text);
         if (b->status == LOOM_UNSUPPORTED || b->status == LOOM_MEMORY || c->no_compile) {
-            if (error && error->size >= sizeof *error) *error = b->error;
-            return b->status;
+            return forward(&b->error, error);
         }
         LOOM_TRY(context, load_again(plan, b, generated, c->toolchain->name, "it does not load", error));
     }
@@ -734,11 +747,12 @@ static loom_status build_kernels(loom__construction *c, loom_error *error) {
 
 /* -- Packs ----------------------------------------------------------------------------------------------- */
 
-/* Names and keys of the kernels, and what of them packs have. */
+/* Names and keys of the kernels, and what of them packs have: nothing where they are for the host. */
 static loom_status look_into_packs(loom__construction *c, loom_error *error) {
     loom_plan *plan = c->plan;
     loom__arena *arena = &plan->arena;
     const loom__problem_info *info = &c->info;
+    bool host = strcmp(c->generated.target, "host") == 0;
     char digest[33];
     LOOM_TRY(plan->context, loom__generator_digest(plan->context, digest, error));
     c->builds = loom__arena_alloc(arena, (size_t)c->generated.num_kernels * sizeof *c->builds);
@@ -753,7 +767,7 @@ static loom_status look_into_packs(loom__construction *c, loom_error *error) {
                                     text->variant, text->arch ? text->arch : c->generated.arch);
         b->key = loom__arena_print(arena, "%sgenerator %s\n", text->key, digest);
         if (!b->label || !b->slug || !b->key) return loom__fail_memory(error);
-        const loom__pack_kernel *found = loom__pack_find(plan->context, b->key, &b->pack);
+        const loom__pack_kernel *found = host ? NULL : loom__pack_find(plan->context, b->key, &b->pack);
         if (found) {
             b->key = found->key;
             b->entry = found->entry;
@@ -769,28 +783,68 @@ static int32_t arch_number(const char *arch) {
     return strncmp(arch, "sm_", 3) ? 0 : (int32_t)strtol(arch + 3, NULL, 10);
 }
 
+/* Systems on a chip: they run no code for a desktop GPU of their major, nor does one run theirs. */
+static bool is_tegra(int32_t number) {
+    return number == 72 || number == 87 || number == 88 || number == 101 || number == 110;
+}
+
 /* The largest number below `limit` of an arch of packs with the same major, whose code runs on it too; 0:
  * none. */
 static int32_t older_arch(const loom_context *context, int32_t limit) {
     int32_t best = 0;
+    if (is_tegra(limit)) return 0;
     for (const loom__pack *pack = context->packs; pack; pack = pack->next) {
         for (const char *at = pack->archs; (at = strstr(at, "sm_")); at += 3) {
             int32_t number = arch_number(at);
-            if (number < limit && number / 10 == limit / 10 && number > best) best = number;
+            if (number < limit && number / 10 == limit / 10 && number > best && !is_tegra(number))
+                best = number;
         }
     }
     return best;
 }
 
-/* Whether packs have all kernels and the device room for them. */
-static bool is_covered(const loom__construction *c) {
-    for (int32_t i = 0; i < c->generated.num_kernels; i++) {
-        if (c->generated.kernels[i].smem_bytes > c->plan->device->smem_bytes) return false;
-    }
-    return c->num_missing == 0;
+static loom_status try_load(loom_plan *plan, const build *b, const loom__kernel_text *text,
+                            loom_error *error) {
+    loom_context *context = plan->context;
+    loom__module module;
+    LOOM_TRY(context, loom__device_enter(context, plan->device, error));
+    loom_status status = loom__module_load(context, plan->device, b->entry.binary, text->symbol,
+                                           text->smem_bytes, &module, error);
+    if (status == LOOM_OK) context->driver->module_unload(module.module);
+    loom__device_leave(context);
+    return status;
 }
 
-/* Where packs lack kernels of the device's own arch but have all of an older one that runs there, these are
+/* Whether packs have all kernels for an older arch and the device takes them; c->obstacle says where it does
+ * not. */
+static loom_status runs_here(loom__construction *c, const char *arch, bool *runs, loom_error *error) {
+    loom_plan *plan = c->plan;
+    const char *obstacle = NULL;
+    int32_t smem_bytes = 0;
+    *runs = false;
+    if (c->num_missing) return LOOM_OK;
+    for (int32_t i = 0; i < c->generated.num_kernels; i++) {
+        if (c->generated.kernels[i].smem_bytes > smem_bytes) smem_bytes = c->generated.kernels[i].smem_bytes;
+    }
+    if (smem_bytes > plan->device->smem_bytes) {
+        obstacle = loom__arena_print(
+            &plan->arena, "%s has %s kernels that need %d bytes of shared memory, this device has %d",
+            c->builds[0].pack->name, arch, smem_bytes, plan->device->smem_bytes);
+        if (!obstacle) return loom__fail_memory(error);
+    }
+    for (int32_t i = 0; i < c->generated.num_kernels && !obstacle; i++) {
+        loom_error failure = LOOM_ERROR_INIT;
+        if (try_load(plan, &c->builds[i], &c->generated.kernels[i], &failure) == LOOM_OK) continue;
+        obstacle = loom__arena_print(&plan->arena, "%s has %s kernels that do not load: %s",
+                                     c->builds[i].pack->name, arch, failure.text);
+        if (!obstacle) return loom__fail_memory(error);
+    }
+    *runs = !obstacle;
+    if (!c->obstacle) c->obstacle = obstacle;
+    return LOOM_OK;
+}
+
+/* Where packs lack kernels of the device's own arch but have all of an older one that run there, these are
  * taken. */
 static loom_status take_older_arch(loom__construction *c, const loom__request *request, loom_error *error) {
     loom_context *context = c->plan->context;
@@ -799,15 +853,17 @@ static loom_status take_older_arch(loom__construction *c, const loom__request *r
     build *own_builds = c->builds;
     int32_t own_missing = c->num_missing;
     char name[16];
+    older.tensor_maps = false; /* code that takes them runs on its own arch alone */
     for (int32_t number = older_arch(context, arch_number(request->arch)); number;
          number = older_arch(context, number)) {
+        bool runs = false;
         snprintf(name, sizeof name, "sm_%d", number);
         older.arch = name;
         loom_status status = loom__generator_plan(context, &older, &c->plan->arena, &c->generated, NULL);
-        if (status == LOOM_OK) status = look_into_packs(c, error);
-        bool covered = status == LOOM_OK && is_covered(c);
-        loom__generator_release(context, covered ? &own : &c->generated);
-        if (covered) return LOOM_OK;
+        if (status == LOOM_OK) status = look_into_packs(c, NULL);
+        if (status == LOOM_OK) status = runs_here(c, name, &runs, NULL);
+        loom__generator_release(context, runs ? &own : &c->generated);
+        if (runs) return LOOM_OK;
         c->generated = own;
         c->builds = own_builds;
         c->num_missing = own_missing;
@@ -837,8 +893,12 @@ static loom_status find_toolchain(loom__construction *c, loom_error *error) {
 
 /* -- Plans ----------------------------------------------------------------------------------------------- */
 
+static const char *keep(loom__arena *arena, const char *text) {
+    return text ? loom__arena_copy(arena, text, strlen(text)) : "";
+}
+
 static loom_status keep_text(loom_plan *plan, loom_text which, const char *text, loom_error *error) {
-    plan->texts[which] = loom__arena_copy(&plan->arena, text, strlen(text));
+    plan->texts[which] = keep(&plan->arena, text);
     return plan->texts[which] ? LOOM_OK : loom__fail_memory(error);
 }
 
@@ -864,18 +924,26 @@ static loom_status describe(loom__construction *c, const loom_plan_desc *desc, l
     loom_context *context = plan->context;
     loom__generated *generated = &c->generated;
     loom__request request;
+    loom_error refusal = LOOM_ERROR_INIT; /* that an older arch may make good */
     LOOM_TRY(context, make_request(context, desc, &request, &plan->device, error));
-    LOOM_TRY(context, loom__problem_query(context, desc->problem, &plan->arena, &c->info, error));
-    loom_status found = loom__generator_plan(context, &request, &plan->arena, generated, error);
-    if (found != LOOM_OK && found != LOOM_NOT_FOUND) return found;
+    loom_status known = loom__problem_query(context, desc->problem, &plan->arena, &c->info, error);
+    if (known != LOOM_OK && known != LOOM_NOT_FOUND) return known;
+    /* Where no pack has the problem, this says what a manifest lacks for it. */
+    loom_status found = loom__generator_plan(context, &request, &plan->arena, generated, &refusal);
+    if (known == LOOM_NOT_FOUND) return forward(&refusal, error);
+    if (found != LOOM_OK && found != LOOM_NOT_FOUND) return forward(&refusal, error);
     if (found == LOOM_OK) LOOM_TRY(context, look_into_packs(c, error));
     if ((found == LOOM_NOT_FOUND || c->num_missing) && plan->device)
         LOOM_TRY(context, take_older_arch(c, &request, error));
-    if (!generated->num_kernels) return found;
-    c->manifest_line = loom__manifest_line(&plan->arena, &request, generated->problem, generated->arch);
-    c->written = loom__arena_copy(&plan->arena, desc->problem, strlen(desc->problem));
-    if (!c->manifest_line || !c->written) return loom__fail_memory(error);
-    c->hint = desc->hint;
+    if (!generated->num_kernels) return explain(c, forward(&refusal, error), error);
+    c->manifest_line =
+        loom__manifest_line(&plan->arena, &request, generated->problem, generated->target, generated->arch);
+    c->asked = (loom__record){.written = keep(&plan->arena, desc->problem),
+                              .schedule = keep(&plan->arena, request.schedule),
+                              .schedule_backward = keep(&plan->arena, request.schedule_backward),
+                              .hint = desc->hint};
+    if (!c->manifest_line || !c->asked.written || !c->asked.schedule || !c->asked.schedule_backward)
+        return loom__fail_memory(error);
     plan->driver = context->driver;
     plan->d = c->info.d;
     plan->dv = c->info.dv;
@@ -996,8 +1064,9 @@ loom_status loom_plan_create(loom_context *context, const loom_plan_desc *desc, 
 
 const char *loom__plan_record(const loom_plan *plan, loom__arena *arena) {
     const loom__construction *c = plan->construction;
-    loom__record record = {
-        .written = c->written, .hint = c->hint, .info = c->info, .generated = c->generated};
+    loom__record record = c->asked;
+    record.info = c->info;
+    record.generated = c->generated;
     return loom__record_print(arena, &record);
 }
 
@@ -1008,18 +1077,24 @@ loom_status loom__plan_survey(loom_context *context, const loom_plan_desc *desc,
     loom__construction *c = plan->construction;
     const char *problem = plan->texts[LOOM_TEXT_PROBLEM], *target = plan->texts[LOOM_TEXT_TARGET];
     const char *arch = plan->texts[LOOM_TEXT_ARCH];
+    size_t count = (size_t)plan->num_kernels;
+    const char **keys = loom__arena_alloc(arena, count * sizeof *keys);
+    bool *found = loom__arena_alloc(arena, count * sizeof *found), copied = keys && found;
     *survey = (loom__survey){.problem = loom__arena_copy(arena, problem, strlen(problem)),
                              .target = loom__arena_copy(arena, target, strlen(target)),
                              .arch = loom__arena_copy(arena, arch, strlen(arch)),
-                             .num_kernels = plan->num_kernels};
-    for (int32_t i = 0; i < plan->num_kernels; i++) {
+                             .num_kernels = plan->num_kernels,
+                             .keys = keys,
+                             .found = found};
+    for (int32_t i = 0; i < plan->num_kernels && copied; i++) {
         build *b = &c->builds[i];
-        survey->num_found +=
-            b->pack || loom__cache_load(context, b->slug, b->key, plan->host, &plan->arena, &b->entry);
+        found[i] = b->pack || loom__cache_load(context, b->slug, b->key, plan->host, &plan->arena, &b->entry);
+        keys[i] = loom__arena_copy(arena, b->key, strlen(b->key));
+        copied = keys[i] != NULL;
     }
     loom__generator_release(context, &c->generated);
     loom_plan_destroy(plan);
-    return survey->problem && survey->target && survey->arch ? LOOM_OK : loom__fail_memory(error);
+    return copied && survey->problem && survey->target && survey->arch ? LOOM_OK : loom__fail_memory(error);
 }
 
 loom_status loom__plan_fail_unready(const loom_plan *plan, loom_error *error) {

@@ -155,7 +155,9 @@ const char *loom__plan_record(const loom_plan *plan, loom__arena *arena);
 /* What a plan would find and what it would have to compile here. Texts in the arena. */
 typedef struct loom__survey {
     const char *problem, *target, *arch;
-    int32_t num_kernels, num_found; /* the latter in packs or the cache */
+    int32_t num_kernels;
+    const char *const *keys;
+    const bool *found; /* in packs or the cache */
 } loom__survey;
 
 /* Looks without compiling or loading; errors are those of loom_plan_create. */

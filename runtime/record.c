@@ -18,6 +18,7 @@ typedef struct printer {
 
 LOOM__PRINTF(2, 3) static void print(printer *p, const char *format, ...) {
     va_list list;
+    if (p->no_memory) return;
     va_start(list, format);
     char *piece = NULL;
     int length = vasprintf(&piece, format, list);
@@ -26,9 +27,9 @@ LOOM__PRINTF(2, 3) static void print(printer *p, const char *format, ...) {
         size_t capacity = 2 * (p->bytes + (size_t)length + 1);
         char *larger = loom__arena_alloc(p->arena, capacity);
         if (larger && p->bytes) memcpy(larger, p->text, p->bytes);
-        p->no_memory = p->no_memory || !larger;
+        p->no_memory = !larger;
         p->text = larger;
-        p->capacity = larger ? capacity : 0;
+        p->capacity = capacity;
     }
     p->no_memory = p->no_memory || length < 0;
     if (!p->no_memory) {
@@ -76,6 +77,8 @@ const char *loom__record_print(loom__arena *arena, const loom__record *record) {
     print_block(&p, "written", record->written);
     print(&p, "problem %s\ndtype %s %d %d %d %d\n", info->text, info->dtype, info->d, info->dv,
           info->backward, info->deterministic);
+    print_block(&p, "written_schedule", record->schedule);
+    print_block(&p, "written_schedule_backward", record->schedule_backward);
     print(&p, "hint %lld %lld %lld %lld %lld\n", (long long)h->batch, (long long)h->heads_q,
           (long long)h->heads_kv, (long long)h->seq_q, (long long)h->seq_k);
     print(&p, "params %d\n", info->num_params);
@@ -224,6 +227,8 @@ loom_status loom__record_read(loom__arena *arena, char *text, loom__record *reco
     info->dv = take_int(&r);
     info->backward = take_int(&r);
     info->deterministic = take_int(&r);
+    record->schedule = take_block(&r, "written_schedule");
+    record->schedule_backward = take_block(&r, "written_schedule_backward");
     start_line(&r, "hint");
     int64_t *const sizes[] = {&record->hint.batch, &record->hint.heads_q, &record->hint.heads_kv,
                               &record->hint.seq_q, &record->hint.seq_k};
@@ -244,7 +249,7 @@ loom_status loom__record_read(loom__arena *arena, char *text, loom__record *reco
     g->schedule = take_line(&r, "schedule");
     g->schedule_backward = take_line(&r, "schedule_backward");
     start_line(&r, "kernels");
-    g->num_kernels = take_count(&r, MAX_KERNELS);
+    g->num_kernels = (int32_t)take_number(&r, 1, MAX_KERNELS);
     loom__kernel_text *kernels = take_room(&r, g->num_kernels, sizeof *kernels);
     for (int32_t i = 0; !r.damaged && i < g->num_kernels; i++) take_kernel(&r, &kernels[i]);
     g->kernels = kernels;

@@ -11,6 +11,7 @@
 
 typedef struct loom__record {
     const char *written; /* the problem as it was asked for */
+    const char *schedule, *schedule_backward; /* likewise; "" where none was */
     loom_shape hint;
     loom__problem_info info;   /* but for mask and score, which no launch needs */
     loom__generated generated; /* but for why */

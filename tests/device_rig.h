@@ -8,7 +8,7 @@ static struct fake {
     int version, major, minor, smem_bytes;
     int loaded; /* modules */
     int launches;
-    bool refuses;
+    int refusals; /* modules that are not loaded, before others are */
 } fake;
 
 static int f_init(unsigned flags) { return (int)flags; }
@@ -33,7 +33,7 @@ static int f_push(loom__cuda_handle context) { return context != &fake; }
 static int f_pop(loom__cuda_handle *context) { return *context = &fake, 0; }
 static int f_current(loom__cuda_handle *context) { return *context = &fake, 0; }
 static int f_load(loom__cuda_handle *module, const void *image) {
-    if (fake.refuses) return 200;
+    if (fake.refusals && fake.refusals--) return 200;
     fake.loaded++;
     return *module = (loom__cuda_handle)(uintptr_t)image, 0;
 }

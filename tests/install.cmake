@@ -16,6 +16,16 @@ function(run)
     set(text "${text}" PARENT_SCOPE)
 endfunction()
 
+# Of what must fail; lines are those of CMake's messages no more.
+function(refuse)
+    execute_process(COMMAND ${ARGN} WORKING_DIRECTORY ${work} RESULT_VARIABLE result OUTPUT_VARIABLE text ERROR_VARIABLE text)
+    if(result EQUAL 0)
+        message(FATAL_ERROR "did not fail: ${ARGN}\n${text}")
+    endif()
+    string(REGEX REPLACE "[ \n]+" " " text "${text}")
+    set(text "${text}" PARENT_SCOPE)
+endfunction()
+
 function(expect words)
     string(FIND "${text}" "${words}" place)
     if(place EQUAL -1)
@@ -64,6 +74,24 @@ expect("kernels.lua:2: entry 1, \"bf16 d=7\": problem.d")
 
 file(COPY ${SOURCE}/examples/packed/kernels.lua DESTINATION ${work}/packed)
 run(moved/bin/attnloom pack packed/kernels.lua --arch 80,90 --embed -o kernels.c)
+run(${C_COMPILER} -std=c99 -pedantic -Wall -Wextra -Werror -c kernels.c -o kernels.o)
+
+# One manifest for two targets of a folder needs two names.
+file(WRITE ${work}/twice/CMakeLists.txt "cmake_minimum_required(VERSION 3.22)
+project(twice LANGUAGES C)
+find_package(attnloom REQUIRED)
+add_custom_target(a ALL)
+add_custom_target(b ALL)
+attnloom_add_kernels(TARGET a MANIFEST ../packed/kernels.lua ARCHS 80)
+attnloom_add_kernels(TARGET b MANIFEST ../packed/kernels.lua ARCHS 80 NAME \${OTHER})
+")
+refuse(${CMAKE_COMMAND} -G ${GENERATOR} -S twice -B twice/once -DCMAKE_PREFIX_PATH=${work}/moved -DCMAKE_C_COMPILER=${C_COMPILER}
+    -DOTHER=kernels)
+expect("this folder has kernels named 'kernels' already: give these another NAME")
+run(${CMAKE_COMMAND} -G ${GENERATOR} -S twice -B twice/named -DCMAKE_PREFIX_PATH=${work}/moved -DCMAKE_C_COMPILER=${C_COMPILER}
+    -DOTHER=others)
+run(${CMAKE_COMMAND} --build twice/named)
+run(moved/bin/attnloom pack verify twice/named/others.pack)
 find_program(PKG_CONFIG pkg-config)
 if(PKG_CONFIG)
     file(GLOB_RECURSE pc ${work}/moved/*/attnloom.pc)
@@ -96,3 +124,12 @@ endif()
 run(${C_COMPILER} packed/packed.c kernels.c -o with_packs_only -Ismall/include -Lsmall/lib -lattnloom)
 run(${CMAKE_COMMAND} -E env LD_LIBRARY_PATH=${work}/small/lib ./with_packs_only)
 expect(" from kernels: ")
+
+# That package has nothing to make kernels with, and says so.
+refuse(${CMAKE_COMMAND} -G ${GENERATOR} -S packed -B unpacked -DCMAKE_PREFIX_PATH=${work}/small -DCMAKE_C_COMPILER=${C_COMPILER})
+expect("was built with ATTNLOOM_RUNTIME_ONLY")
+
+# Folders may be given as absolute ones.
+run(${CMAKE_COMMAND} -S ${SOURCE} -B only -DCMAKE_INSTALL_LIBDIR=${work}/apart/lib)
+file(READ ${work}/only/attnloom.pc text)
+expect("libdir=${work}/apart/lib\nincludedir=\${prefix}/include\n")

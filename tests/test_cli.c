@@ -725,6 +725,22 @@ static bool same_files(const char *a, const char *b) {
     return system(command) == 0;
 }
 
+/* A kernel of two problems is one. */
+static void kernels_count_once(void **state) {
+    (void)state;
+    char manifest[MAX_PATH], pack[MAX_PATH];
+    path_in(manifest, "twice.lua");
+    path_in(pack, "twice.pack");
+    take_stand_in();
+    write_file(manifest, "return {'bf16 d=72 causal', 'bf16 causal d=72'}");
+    expect_text(expect(RUN("plan", manifest, "--arch", "80", "--dry-run"), 0).out,
+                "\nkernels 2 cached 0 missing 2 ");
+    expect_text(expect(RUN("plan", manifest, "--arch", "80"), 0).out, "\nkernels 2 cached 0 missing 2\n");
+    expect_text(expect(RUN("plan", manifest, "--arch", "80"), 0).out, "\nkernels 2 cached 2 missing 0\n");
+    expect_text(expect(RUN("pack", manifest, "--arch", "80", "-o", pack), 0).err,
+                ": 2 kernels of 2 problems and archs, 0 compiled");
+}
+
 static void pack_is_made(void **state) {
     (void)state;
     char manifest[MAX_PATH], pack[MAX_PATH], again[MAX_PATH];
@@ -859,7 +875,8 @@ static void missing_line_is_an_entry(void **state) {
     snprintf(text, sizeof text, "return {\n%s\n}\n", strrchr(error.text, '\n') + 1);
     expect_text(
         text,
-        "\n    {\"bf16 d=96 mask={k <= q} score={50.0 * tanh(s / 50.0)}\", archs = {\"sm_90\"}, hint = {");
+        "\n    {\"bf16 d=96 mask={k <= q} score={50.0 * tanh(s / 50.0)}\", archs = {\"sm_90\"}, target = "
+        "\"hopper\", hint = {");
     write_file(manifest, text);
     expect(RUN("pack", manifest, "--arch", "sm_90a", "-o", pack), 0);
     expect(RUN("cache", "clear"), 0);
@@ -1196,6 +1213,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(run_refuses_wrong_files),
         cmocka_unit_test(compile_needs_no_gpu),
         cmocka_unit_test(compile_writes_files),
+        cmocka_unit_test(kernels_count_once),
         cmocka_unit_test(pack_is_made),
         cmocka_unit_test(packs_are_made_at_once),
         cmocka_unit_test(pack_is_embedded),

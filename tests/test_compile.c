@@ -199,7 +199,7 @@ static void test_cuda_refusals(void **state) {
     loom_context *context = rig_context(&HOOKS);
     loom_plan *plan = NULL;
     loom_error error;
-    assert_fails(error, LOOM_UNSUPPORTED, "desc.arch", "NVRTC 12.4|sm_75|it knows sm_80 sm_86 sm_90",
+    assert_fails(error, LOOM_UNSUPPORTED, "desc.arch", "NVRTC 12.4|sm_75|it knows sm_80 sm_86 sm_87 sm_90",
                  plan_for(context, "bf16", "sm_75", &plan, &error));
     assert_fails(error, LOOM_COMPILE, "kernel", "nvrtc 12.4|forward-any|forward.cu(20): error|attnloom-",
                  plan_for(context, "bf16 broken", "sm_90", &plan, &error));

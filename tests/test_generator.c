@@ -278,6 +278,8 @@ static void test_manifest(void **state) {
         const char *text, *words;
     } CASES[] = {{"return {\n'bf16 d=seven'}", "k.lua:2: entry 1|problem.d"},
                  {"\nwhile true do end", "k.lua:2: it ran more than 100000000 instructions"},
+                 {"local s = ('x'):rep(5e6) s = s .. s .. s\nfor i = 1, 1e7 do local t = s .. i end",
+                  "k.lua:2: it ran longer than 10 seconds, the limit of manifests"},
                  {"local t = {} while true do t[#t + 1] = ('x'):rep(#t) end",
                   "k.lua: it used more than 67108864 bytes of memory"}};
     for (size_t i = 0; i < sizeof CASES / sizeof CASES[0]; i++) {

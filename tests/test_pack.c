@@ -46,7 +46,7 @@ static char *make_pack(const wanted *list, size_t *num_bytes) {
         }
     }
     const char *bytes = NULL;
-    assert_ok(error, loom__pack_print(context, records, num_records, kernels, num_kernels, &arena, &bytes,
+    assert_ok(error, loom__pack_print(context, records, num_records, kernels, &num_kernels, &arena, &bytes,
                                       num_bytes, &error));
     char *copy = malloc(*num_bytes);
     memcpy(copy, bytes, *num_bytes);
@@ -143,7 +143,11 @@ static void test_records(void **state) {
     loom__arena arena = {&context->memory, NULL};
     loom_error error = LOOM_ERROR_INIT;
     for (size_t i = 0; i < sizeof PROBLEMS / sizeof PROBLEMS[0]; i++) {
-        loom__record made = {.written = PROBLEMS[i], .hint = {1, 2, 3, 4, 1LL << 40}}, read;
+        loom__record made = {.written = PROBLEMS[i],
+                             .schedule = "tile=4",
+                             .schedule_backward = "",
+                             .hint = {1, 2, 3, 4, 1LL << 40}},
+                     read;
         loom__request request = {.problem = PROBLEMS[i], .arch = "sm_90"};
         assert_ok(error, loom__problem_query(context, PROBLEMS[i], &arena, &made.info, &error));
         assert_ok(error, loom__generator_plan(context, &request, &arena, &made.generated, &error));
@@ -152,6 +156,8 @@ static void test_records(void **state) {
         assert_ok(error, loom__record_read(&arena, loom__arena_copy(&arena, text, length), &read, &error));
         assert_string_equal(loom__record_print(&arena, &read), text);
         assert_string_equal(read.written, PROBLEMS[i]);
+        assert_string_equal(read.schedule, "tile=4");
+        assert_string_equal(read.schedule_backward, "");
         assert_memory_equal(&read.hint, &made.hint, sizeof made.hint);
         const loom__generated *g = &made.generated, *r = &read.generated;
         assert_string_equal(r->problem, g->problem);
@@ -268,19 +274,88 @@ static void test_damage(void **state) {
     free(longer);
 }
 
+/* Puts `to` in place of `from`, which is as long, wherever the text of a pack has it, and makes its digest
+ * right again. */
+static void change_text(loom_context *context, char *bytes, size_t num_bytes, const char *from,
+                        const char *to) {
+    loom__arena arena = {&context->memory, NULL};
+    loom__pack pack;
+    loom_error error = LOOM_ERROR_INIT;
+    char digest[33];
+    assert_int_equal(strlen(from), strlen(to));
+    assert_ok(error, loom__pack_read(&arena, "a.pack", bytes, num_bytes, &pack, &error));
+    char *end = bytes + ((const char *)pack.kernels[0].entry.binary - bytes);
+    loom__arena_free(&arena);
+    while (!end[-1]) end--;
+    char *value = strstr(bytes, "\ndigest ") + strlen("\ndigest "), *text = value + 33;
+    assert_non_null(memmem(text, (size_t)(end - text), from, strlen(from)));
+    for (char *at = text; (at = memmem(at, (size_t)(end - at), from, strlen(from)));)
+        memcpy(at, to, strlen(to));
+    loom__digest(text, (size_t)(end - text), digest);
+    memcpy(value, digest, 32);
+}
+
+/* Code for the processor is neither taken nor written nor, were it in a pack, looked for there. */
+static void test_no_host_code(void **state) {
+    (void)state;
+    static const char *const CHANGES[][2] = {{"compiler nvrtc 12.4", "compiler clang 12.4"},
+                                             {"=4\narch sm_90\n", "=4 \narch host\n"},
+                                             {"=4\narch sm_90\n", "\ntarget host\n "}};
+    static const wanted LIST[] = {{"bf16", "sm_90"}, {NULL, NULL}};
+    loom_context *context = context_for(9, 0);
+    loom_error error = LOOM_ERROR_INIT;
+    size_t num_bytes = 0;
+    for (size_t i = 0; i < sizeof CHANGES / sizeof CHANGES[0]; i++) {
+        char *bytes = make_pack(LIST, &num_bytes);
+        change_text(context, bytes, num_bytes, CHANGES[i][0], CHANGES[i][1]);
+        assert_refused("kernel 1 of 1: it is no kernel of NVRTC for a GPU", bytes, num_bytes);
+        free(bytes);
+    }
+
+    loom_plan *plan = rig_plan(context, "bf16");
+    loom_kernel host = rig_kernel(plan, 0), gpu = host;
+    gpu.key = "arch sm_90\n";
+    gpu.compiler = "nvrtc 12.4";
+    loom__pack_kernel kernels[] = {loom__pack_take(&gpu), loom__pack_take(&host)};
+    loom__arena arena = {&context->memory, NULL};
+    const char *record = "", *made;
+    assert_fails(
+        error, LOOM_INVALID, "pack", "a pack holds kernels of NVRTC for GPUs",
+        loom__pack_print(context, &record, 1, kernels, &(int32_t){2}, &arena, &made, &num_bytes, &error));
+    loom__pack pack = {
+        .name = "a.pack", .num_kernels = 1, .kernels = (loom__pack_kernel[]){loom__pack_take(&host)}};
+    context->packs = &pack;
+    loom_plan *again = rig_plan(context, "bf16");
+    assert_string_equal(rig_kernel(again, 0).pack, "");
+    context->packs = NULL;
+    loom_plan_destroy(again);
+    loom_plan_destroy(plan);
+    loom__arena_free(&arena);
+    loom_context_destroy(context);
+}
+
 static void test_no_pack(void **state) {
     (void)state;
     loom_context *context = context_for(9, 0);
     loom_error error = LOOM_ERROR_INIT;
-    static const char OTHER[] = "attnloom pack 2\ndigest x\n";
+    static const char OTHER[] = "attnloom pack 1\ndigest x\n";
     assert_refused("a.pack: it is no pack: it does not begin with 'attnloom pack'", "#!/bin/sh\n", 10);
     assert_refused("a.pack: it is no pack", "", 0 + 1);
     assert_fails(error, LOOM_UNSUPPORTED, "pack",
-                 "a.pack: its format is 'attnloom pack 2', this library reads 'attnloom pack 1'",
+                 "a.pack: its format is 'attnloom pack 1', this library reads 'attnloom pack 2'",
                  loom_context_add_pack(context, "a.pack", OTHER, sizeof OTHER - 1, &error));
     rig_write(rig_path("empty.pack"), "");
     assert_fails(error, LOOM_INVALID, "pack", "empty.pack: it is no pack",
                  loom_context_add_pack(context, rig_path("empty.pack"), NULL, 0, &error));
+    for (int is_pack = 0; is_pack < 2; is_pack++) { /* what is long is refused before it is read */
+        const char *path = rig_path("long.pack");
+        rig_write(path, is_pack ? "attnloom pack 2\n" : "something else\n");
+        assert_int_equal(truncate(path, 3LL << 30), 0);
+        error = (loom_error)LOOM_ERROR_INIT;
+        assert_int_equal(loom_context_add_pack(context, path, NULL, 0, &error),
+                         is_pack ? LOOM_IO : LOOM_INVALID);
+        rig_expect(error.text, is_pack ? "larger than 2147483647 bytes" : "it is no pack");
+    }
     const char *missing = rig_path("missing.pack");
     error = (loom_error)LOOM_ERROR_INIT;
     assert_int_equal(loom_context_add_pack(context, missing, NULL, 0, &error), LOOM_IO);
@@ -320,13 +395,71 @@ static void test_foreign(void **state) {
     loom_context_destroy(context);
 }
 
-/* Any allocation may fail. */
+/* What a pack says of its size is believed as far as it has bytes. */
+static size_t largest_bytes;
+
+static void *watched_resize(void *user, void *block, size_t bytes) {
+    (void)user;
+    if (bytes > largest_bytes) largest_bytes = bytes;
+    if (!bytes) return free(block), NULL;
+    return realloc(block, bytes);
+}
+
+static void test_false_counts(void **state) {
+    (void)state;
+    static const char *const COUNTS[] = {"plans 1\nkernels 1048576\n", "plans 1048576\nkernels 1\n",
+                                         "plans 1\nkernels 1\nplan 1048576\n"};
+    const loom__hooks hooks = {.driver = &DRIVER, .memory = {watched_resize, NULL}};
+    loom_context *context = rig_context(&hooks);
+    loom_error error = LOOM_ERROR_INIT;
+    char text[512];
+    largest_bytes = 0;
+    for (size_t i = 0; i < sizeof COUNTS / sizeof COUNTS[0]; i++) {
+        int length = snprintf(text, sizeof text,
+                              "attnloom pack 2\ndigest 0\nlibrary 0\ngrammar 1\ngenerator 0\ntoolkit 1\n"
+                              "driver 1\narchs sm_80\n%s%200s",
+                              COUNTS[i], "");
+        assert_refused("damaged", text, (size_t)length);
+    }
+    assert_true(largest_bytes && largest_bytes < 1 << 18);
+    loom_context_destroy(context);
+}
+
+/* Any allocation may fail, and those after it or not. */
 static int allocations_left = INT32_MAX;
+static bool fails_once;
 
 static void *scarce_resize(void *user, void *block, size_t bytes) {
     (void)user;
     if (!bytes) return free(block), NULL;
-    return allocations_left-- > 0 ? realloc(block, bytes) : NULL;
+    int left = allocations_left--;
+    return left > 0 || (fails_once && left < 0) ? realloc(block, bytes) : NULL;
+}
+
+static void test_record_no_memory(void **state) {
+    (void)state;
+    const loom__memory memory = {scarce_resize, NULL};
+    static char written[1 << 20]; /* longer than what an arena has at hand */
+    memset(written, 'x', sizeof written - 1);
+    const loom__param_info param = {.name = written, .dtype = ""};
+    const loom__record record = {
+        .written = written,
+        .schedule = "",
+        .schedule_backward = "",
+        .info = {.text = "", .dtype = "", .num_params = 1, .params = &param},
+        .generated = {.target = "", .arch = "", .schedule = "", .schedule_backward = ""}};
+    const char *text = NULL;
+    int failures = 0;
+    for (fails_once = true; !text; failures++) {
+        loom__arena arena = {&memory, NULL};
+        allocations_left = failures;
+        text = loom__record_print(&arena, &record);
+        assert_true(!text || strlen(text) > 2 * strlen(written));
+        loom__arena_free(&arena);
+    }
+    assert_true(failures > 2);
+    fails_once = false;
+    allocations_left = INT32_MAX;
 }
 
 static void test_no_memory(void **state) {
@@ -466,7 +599,7 @@ static void test_missing(void **state) {
     assert_fails(
         error, LOOM_NOT_FOUND, "desc.flags",
         "3 of 3 kernels are in no pack and not in the cache (|forward-any, schedule 'tile=4', for sm_90|"
-        "backward bf16\n|{\"backward bf16\", archs = {\"sm_90\"}},",
+        "{\"backward bf16\", archs = {\"sm_90\"}, target = \"mma\"},",
         plan_on_device(context, "bf16 backward", LOOM_NO_COMPILE, &plan, &error));
     assert_null(plan);
     desc.problem = "bf16 backward";
@@ -479,6 +612,14 @@ static void test_missing(void **state) {
         "{\"backward bf16\", archs = {\"sm_90\"}, target = \"mma\", schedule_backward = \"tile=16\", "
         "hint = {heads_q = 8, seq_k = 4096}},",
         loom_plan_create(context, &desc, &plan, &error));
+
+    char problem[1600], line[1700]; /* a long problem does not push the rest of its line out */
+    memset(problem, 'x', sizeof problem);
+    memcpy(problem + sizeof problem - sizeof " zbf16", " zbf16", sizeof " zbf16");
+    snprintf(line, sizeof line, "    {\"%s\", archs = {\"sm_90\"}, target = \"mma\"},", problem);
+    error = (loom_error)LOOM_ERROR_INIT;
+    assert_int_equal(plan_on_device(context, problem, LOOM_NO_COMPILE, &plan, &error), LOOM_NOT_FOUND);
+    if (!strstr(error.text, line)) fail_msg("%s", error.text);
     loom_context_destroy(context);
 
     /* Without NVRTC, too. */
@@ -491,11 +632,13 @@ static void test_missing(void **state) {
     loom_context_destroy(context);
 }
 
-/* sm_86 takes sm_80 where the pack has nothing closer and it has room; sm_90 and sm_100 take neither. */
+/* sm_86 takes sm_80 where the pack has nothing closer and it has room; sm_90 and sm_100 take neither, sm_87
+ * is of a family of its own, and what runs on its own arch alone is not taken. */
 static void test_older_arch(void **state) {
     (void)state;
-    static const wanted LIST[] = {
-        {"bf16", "sm_80"}, {"bf16 aligned", "sm_80"}, {"bf16 aligned", "sm_86"}, {NULL, NULL}};
+    static const wanted LIST[] = {{"bf16", "sm_80"},         {"bf16 aligned", "sm_80"},
+                                  {"bf16 aligned", "sm_86"}, {"bf16 maps", "sm_90"},
+                                  {"bf16 listed", "sm_87"},  {NULL, NULL}};
     static const struct {
         int major, minor, smem_bytes;
         const char *problem, *arch; /* NULL: not found */
@@ -505,6 +648,10 @@ static void test_older_arch(void **state) {
                  {8, 6, 100000, "bf16 aligned", "sm_86"},
                  {8, 9, 100000, "bf16 aligned", "sm_86"},
                  {8, 6, 255, "bf16", NULL},
+                 {8, 7, 100000, "bf16", NULL},
+                 {8, 8, 100000, "bf16", NULL},
+                 {8, 7, 100000, "bf16 listed", "sm_87"},
+                 {8, 9, 100000, "bf16 listed", NULL},
                  {9, 0, 100000, "bf16", NULL},
                  {10, 0, 100000, "bf16", NULL},
                  {7, 5, 100000, "bf16", NULL},
@@ -522,7 +669,26 @@ static void test_older_arch(void **state) {
         if (status != (CASES[i].arch ? LOOM_OK : LOOM_NOT_FOUND))
             fail_msg("case %zu: %s: %s", i, loom_status_name(status), error.text);
         if (plan) assert_string_equal(loom_plan_text(plan, LOOM_TEXT_ARCH), CASES[i].arch);
+        if (CASES[i].smem_bytes < 256)
+            rig_expect(error.text, "\na.pack has sm_80 kernels that need 256 bytes of shared memory, this "
+                                   "device has 255");
         loom_plan_destroy(plan);
+        loom_context_destroy(context);
+    }
+
+    /* What does not load is as good as missing, but it is told. */
+    for (int refusals = 1; refusals <= 3; refusals += 2) {
+        loom_context *context = context_for(8, 9);
+        loom_plan *plan = NULL;
+        loom_error error = LOOM_ERROR_INIT;
+        fake.refusals = refusals;
+        assert_ok(error, loom_context_add_pack(context, "a.pack", bytes, num_bytes, &error));
+        loom_status status = plan_on_device(context, "bf16 aligned", LOOM_NO_COMPILE, &plan, &error);
+        assert_int_equal(status, refusals == 1 ? LOOM_OK : LOOM_NOT_FOUND);
+        if (plan) assert_string_equal(loom_plan_text(plan, LOOM_TEXT_ARCH), "sm_80");
+        if (!plan) rig_expect(error.text, "\na.pack has sm_86 kernels that do not load: |INVALID_IMAGE");
+        loom_plan_destroy(plan);
+        assert_int_equal(fake.loaded, 0);
         loom_context_destroy(context);
     }
     free(bytes);
@@ -537,10 +703,9 @@ static void test_does_not_load(void **state) {
     loom_plan *plan = NULL;
     loom_error error = LOOM_ERROR_INIT;
     assert_ok(error, loom_context_add_pack(context, path, NULL, 0, &error));
-    fake.refuses = true;
+    fake.refusals = 1;
     assert_fails(error, LOOM_DRIVER, "pack", "kernels.pack: forward-any: |CUDA_ERROR_INVALID_IMAGE",
                  plan_on_device(context, "bf16", 0, &plan, &error));
-    fake.refuses = false;
     assert_ok(error, plan_on_device(context, "bf16", 0, &plan, &error));
     loom_plan_destroy(plan);
     loom_context_destroy(context);
@@ -553,8 +718,11 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_records, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_certificate, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_damage, rig_setup, rig_teardown),
+        cmocka_unit_test_setup_teardown(test_no_host_code, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_no_pack, rig_setup, rig_teardown),
+        cmocka_unit_test_setup_teardown(test_false_counts, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_foreign, rig_setup, rig_teardown),
+        cmocka_unit_test_setup_teardown(test_record_no_memory, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_no_memory, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_plan, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_bytes_in_memory, rig_setup, rig_teardown),

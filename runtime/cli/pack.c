@@ -121,9 +121,10 @@ static loom_status print_c(const char *path, const char *bytes, size_t num_bytes
             "/* Made by `attnloom pack --embed`. The kernels are added to a context by\n"
             " *     loom_context_add_pack(context, \"%s\", %s_pack, %s_pack_bytes, &error);\n */\n"
             "#include <stddef.h>\n\n"
-            "#ifdef __GNUC__\n#pragma GCC diagnostic ignored \"-Woverlength-strings\"\n#endif\n\n"
+            "#ifdef __GNUC__\n#pragma GCC diagnostic ignored \"-Woverlength-strings\"\n"
+            "#define ALIGNED __attribute__((aligned(16)))\n#else\n#define ALIGNED _Alignas(16)\n#endif\n\n"
             "extern const unsigned char %s_pack[];\nextern const size_t %s_pack_bytes;\n\n"
-            "const size_t %s_pack_bytes = %zu;\n_Alignas(16) const unsigned char %s_pack[] =",
+            "const size_t %s_pack_bytes = %zu;\nALIGNED const unsigned char %s_pack[] =",
             name, name, name, name, name, name, num_bytes, name);
     for (size_t i = 0; i < num_bytes; i++) {
         unsigned char byte = (unsigned char)bytes[i];
@@ -143,7 +144,7 @@ static loom_status write_pack(packing *p, const values *v, loom_error *error) {
     const char *bytes = NULL;
     char *text = NULL;
     size_t num_bytes = 0, text_bytes = 0;
-    LOOM_TRY(p->context, loom__pack_print(p->context, p->records, p->num_records, p->kernels, p->num_kernels,
+    LOOM_TRY(p->context, loom__pack_print(p->context, p->records, p->num_records, p->kernels, &p->num_kernels,
                                           p->arena, &bytes, &num_bytes, error));
     if (!v->embed) return loom__cli_write_file(v->out, bytes, num_bytes, error);
     loom_status status = print_c(v->out, bytes, num_bytes, &text, &text_bytes, error);

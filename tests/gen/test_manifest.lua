@@ -80,7 +80,42 @@ function tests.lines_are_those_of_their_literals()
     expect_fault("local list = {'bf16 d=64'}\nlist[2] = {'bf16 d=' .. 64 .. ' causal', x = 1}\nreturn list", "kernels.lua:2: entry 2,")
 end
 
+-- Neither in comments nor in parts of a longer text is there an entry's line.
+function tests.comments_are_no_lines()
+    expect_fault("-- 'bf16 d=64 x' is not there\nreturn {'bf16 d=64 x'} -- \"bf16 d=64 x\"", "kernels.lua:2: entry 1,")
+    expect_fault("--[==[\n'bf16 d=64 x'\n]] ]==]\nlocal a = {'\\'', [=[\n]]]=], \"--\"}\nreturn {'bf16 d=64 x'}",
+                 "kernels.lua:6: entry 1,")
+    expect_fault("return {[[bf16 d=64 x]],\n'bf16 d=64\\z\n x'}", "kernels.lua:1: entry 1,")
+end
+
+function tests.long_files_are_read_at_once()
+    local lines, start = {}, os.clock()
+    for i = 1, 4000 do lines[i] = ("{'bf16 d=64 mask={k <= q + %d}'},"):format(i) end
+    for i = 1, 200 do lines[4000 + i] = ("{('bf16 d=%%d mask={k <= q - %d}'):format(64)},"):format(i) end
+    lines[#lines + 1] = "[[" .. ("x % "):rep(50000) .. "]]"
+    local text = "return {\n" .. table.concat(lines, "\n") .. "\n}"
+    expect_fault(text, "kernels.lua:4202: entry 4201")
+    local entries = assert(read((text:gsub("%[%[.*%]%]", ""))))
+    assert(entries[4000].place == "kernels.lua:4001" and entries[4200].place == "kernels.lua:4201", entries[4200].place)
+    assert(os.clock() - start < 20, "that took too long")
+end
+
+-- A call of a C function is not cut short, so it is not begun.
+function tests.long_calls_are_refused()
+    for _, call in ipairs {"('').rep('', 1e18)", "(''):rep(1e18)", "string.rep('x', 7e6, 'yy')", "table.move({}, 1, 1e15, 2)",
+                           "table.move({}, math.mininteger, math.maxinteger, 2)", "('a'):rep(40):find(('a-'):rep(40) .. 'b')",
+                           "string.match(('a'):rep(3000), '.-.-b')", "('a'):rep(40):gsub(('a?'):rep(40) .. 'b', '')",
+                           "('a'):rep(4000):gmatch('.-b')", "('x'):rep(1e6):find(('x'):rep(1e3) .. 'y', 1, true)"} do
+        expect_fault("\nlocal x = " .. call, "kernels.lua:2: ", "could take more than 10000000 steps, the limit of manifests")
+    end
+    assert(read "local d = ('bf16 d=64'):match 'd=(%d+)' return {('x'):rep(0) .. ('fp16 d=%d'):format(d), (('bf16_d=64'):gsub('_', ' '))}")
+    assert(#("x"):rep(1e8) == 1e8) -- the generator's own texts are as before
+    expect_fault("string.rep = nil; error(('x'):rep(3))", "xxx")
+end
+
 function tests.faults_of_the_file_name_it()
+    expect_fault("return {'bf16 d=64', nil, 'bf16 d=80'}", "kernels.lua: entry 2 is nil, but entry 3 is not")
+    expect_fault("return {{'bf16 d=64', schedule = 'tile=64x64\\0'}}", "schedule: is 'tile=64x64\\0', it must be a text without")
     expect_fault("return {", "kernels.lua:1:")
     expect_fault("\nlocal x = nil + 1", "kernels.lua:2:")
     expect_fault("return", "kernels.lua: it returns nil, it must return a list of entries")
