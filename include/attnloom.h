@@ -140,15 +140,33 @@ LOOM_API loom_status loom_context_add_pack(loom_context *context, const char *na
 LOOM_API loom_status loom_problem_canonical(loom_context *context, const char *problem, char *text, size_t capacity,
                                             size_t *needed, loom_error *error);
 
+/* -- Wisdom ------------------------------------------------------------------------------------------------ */
+
+/* Wisdom is what was measured: the best schedule of each pass of a problem, for a device and a class of shapes. It is text, one
+ * line an entry; texts are merged by writing one behind the other, and of two entries for the same the faster one stays. A
+ * context knows that of the file wisdom1.txt in its cache folder, to which `attnloom tune` and plans with LOOM_MEASURE write, and
+ * what is imported. Plans use an entry whose shape is near their hint, of this library's generator; one of another is only tried
+ * first when a problem is measured. docs/design.md section 11 has the fields and the classes. */
+
+/* Adds the lines of a text to what the context knows, not to the file. *num_taken (may be NULL) receives how many were good.
+ * INVALID with field "wisdom" when others were not: the text has the number of each such line, the field and what is wrong with
+ * its value; the good lines are taken all the same. */
+LOOM_API loom_status loom_wisdom_import(loom_context *context, const char *text, int32_t *num_taken, loom_error *error);
+
+/* Writes all that the context knows, sorted, as loom_problem_canonical writes its text. */
+LOOM_API loom_status loom_wisdom_export(loom_context *context, char *text, size_t capacity, size_t *needed,
+                                        loom_error *error);
+
 /* -- Plans --------------------------------------------------------------------------------------------------*/
 
 #define LOOM_DEVICE_HOST (-1) /* the CPU */
 #define LOOM_DEVICE_NONE (-2) /* compile for `arch` only: such a plan can be looked at but not launched */
 
 typedef enum loom_rigor {
-    LOOM_ESTIMATE = 0,   /* schedule from the model, no timing */
+    LOOM_ESTIMATE = 0,   /* schedule from wisdom near the hint, else from the model; no timing. With LOOM_NO_COMPILE the
+                            model's alone, which are the kernels that packs have */
     LOOM_MEASURE = 1,    /* time candidates on the device */
-    LOOM_WISDOM_ONLY = 2 /* only schedules that were measured before */
+    LOOM_WISDOM_ONLY = 2 /* schedule from wisdom near the hint, else NOT_FOUND */
 } loom_rigor;
 
 /* Flags of a plan. */

@@ -518,6 +518,86 @@ loom_status loom__cache_certify(loom_context *context, const char *path, const c
     return LOOM_OK;
 }
 
+/* -- A text beside the entries --------------------------------------------------------------------------- */
+
+static void warn_text(loom_context *context, const char *name, const char *fault) {
+    loom__cache_warn(context, "does not read %s/%s: %s", context->cache_dir, name, fault);
+}
+
+const char *loom__cache_read_text(loom_context *context, const char *name, loom__arena *arena,
+                                  loom__cache_stamp *stamp) {
+    struct stat facts;
+    const char *fault = NULL, *text = NULL;
+    size_t num_bytes = 0;
+    int cache = *context->cache_dir ? open_folder(AT_FDCWD, context->cache_dir) : -1;
+    if (cache < 0) return NULL;
+    if (fstatat(cache, name, &facts, AT_SYMLINK_NOFOLLOW) == 0) {
+        loom__cache_stamp now = {(uint64_t)facts.st_ino, (uint64_t)facts.st_size, facts.st_mtim.tv_sec,
+                                 facts.st_mtim.tv_nsec};
+        if (memcmp(&now, stamp, sizeof now)) {
+            text = read_below(arena, cache, name, MAX_FILE_BYTES, &num_bytes, &fault);
+            if (text) *stamp = now;
+        }
+        if (fault) warn_text(context, name, fault);
+    }
+    close(cache);
+    return text;
+}
+
+/* With the lock held, so the new file's name can be always the same: a killed process leaves one file at
+ * most. */
+static int replace_text(int cache, const char *name, const char *text) {
+    char temporary[NAME_BYTES];
+    snprintf(temporary, sizeof temporary, ".new-%s", name);
+    unlinkat(cache, temporary, 0);
+    int failed = write_below(cache, temporary, text, strlen(text));
+    if (!failed && renameat(cache, temporary, cache, name)) failed = errno;
+    if (failed)
+        unlinkat(cache, temporary, 0);
+    else
+        fsync(cache);
+    return failed;
+}
+
+static int wait_for_lock(int fd) {
+    while (flock(fd, LOCK_EX)) {
+        if (errno != EINTR) return errno;
+    }
+    return 0;
+}
+
+loom_status loom__cache_edit_text(loom_context *context, const char *name, loom__arena *arena,
+                                  loom__cache_edit edit, void *user, loom_error *error) {
+    char lock_name[NAME_BYTES];
+    const char *fault = NULL, *text = NULL;
+    size_t num_bytes = 0;
+    int lock = -1;
+    if (!*context->cache_dir) return LOOM_OK;
+    snprintf(lock_name, sizeof lock_name, "%s.lock", name);
+    int failed = make_folders(context);
+    int cache = failed ? -1 : open_folder(AT_FDCWD, context->cache_dir);
+    if (!failed && cache < 0) failed = errno;
+    if (!failed) {
+        lock = openat(cache, lock_name, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+        failed = lock < 0 ? errno : wait_for_lock(lock);
+    }
+    if (!failed) {
+        const char *old = read_below(arena, cache, name, MAX_FILE_BYTES, &num_bytes, &fault);
+        /* What is there and cannot be read, as another user's file, is not replaced. */
+        if (!old && faccessat(cache, name, F_OK, AT_SYMLINK_NOFOLLOW) == 0)
+            failed = EPERM;
+        else
+            text = edit(user, old ? old : "");
+        if (!failed) failed = text ? replace_text(cache, name, text) : ENOMEM;
+    }
+    if (lock >= 0) close(lock);
+    if (cache >= 0) close(cache);
+    if (!failed) return LOOM_OK;
+    if (failed == ENOMEM) return loom__fail_memory(error);
+    return loom__fail(error, LOOM_IO, "cache_dir", "cannot write %s/%s: %s", context->cache_dir, name,
+                      failed == EPERM && fault ? fault : strerror(failed));
+}
+
 /* -- For the command line -------------------------------------------------------------------------------- */
 
 static int by_name(const void *a, const void *b) {

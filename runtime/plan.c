@@ -1,6 +1,7 @@
 /* plan.c - the slow path: from a problem text to loaded kernels.
  *
- *     generator -> argument tables -> each kernel, in parallel: pack, else cache, else compile -> load
+ *     wisdom -> generator -> argument tables -> each kernel, in parallel: pack, else cache, else compile ->
+ * load
  *
  * Called through attnloom.h. Up to the tables the context's lock is held (describe); what follows (construct)
  * runs without it, on a thread of the plan with LOOM_ASYNC, and takes it for each visit to Lua. Plans compile
@@ -20,6 +21,7 @@
 #include "compile.h"
 #include "pack.h"
 #include "record.h"
+#include "wisdom.h"
 
 /* -- Checking the description ---------------------------------------------------------------------------- */
 
@@ -39,14 +41,18 @@ static loom_status check_desc(loom_context *context, const loom_plan_desc *desc,
             "device is %d, it must be an ordinal from 0, LOOM_DEVICE_HOST (-1) or LOOM_DEVICE_NONE (-2)",
             desc->device);
     }
-    if (desc->rigor == LOOM_MEASURE || desc->rigor == LOOM_WISDOM_ONLY) {
-        return loom__fail(error, LOOM_UNSUPPORTED, "desc.rigor",
-                          "rigor %s is not built yet; LOOM_ESTIMATE is",
-                          desc->rigor == LOOM_MEASURE ? "LOOM_MEASURE" : "LOOM_WISDOM_ONLY");
+    if (desc->rigor == LOOM_MEASURE) {
+        return loom__fail(error, LOOM_UNSUPPORTED, "desc.rigor", "rigor LOOM_MEASURE is not built yet");
     }
-    if (desc->rigor != LOOM_ESTIMATE) {
+    if (desc->rigor != LOOM_ESTIMATE && desc->rigor != LOOM_WISDOM_ONLY) {
         return loom__fail(error, LOOM_INVALID, "desc.rigor", "rigor is %d, which is no loom_rigor",
                           desc->rigor);
+    }
+    if (desc->rigor == LOOM_WISDOM_ONLY && desc->device == LOOM_DEVICE_NONE) {
+        return loom__fail(
+            error, LOOM_INVALID, "desc.rigor",
+            "rigor LOOM_WISDOM_ONLY needs a device, on which schedules were measured, and device "
+            "is LOOM_DEVICE_NONE");
     }
     if (desc->flags & ~(uint32_t)(LOOM_NO_COMPILE | LOOM_ASYNC)) {
         return loom__fail(error, LOOM_INVALID, "desc.flags",
@@ -835,6 +841,58 @@ static loom_status find_toolchain(loom__construction *c, loom_error *error) {
     return fail_missing(c, first, c->num_missing, "which cannot be asked without NVRTC", error);
 }
 
+/* -- Wisdom ---------------------------------------------------------------------------------------------- */
+
+/* Puts what was measured near the hint into the request, for each target that may be chosen. */
+static loom_status ask_wisdom(loom__construction *c, const loom_plan_desc *desc, loom__request *request,
+                              loom_error *error) {
+    loom_plan *plan = c->plan;
+    loom_context *context = plan->context;
+    loom__wisdom_entry wanted = {.problem = c->info.text, .class = loom__shape_class_of(&desc->hint)};
+    char digest[33];
+    bool packs_only = desc->flags & LOOM_NO_COMPILE && desc->rigor == LOOM_ESTIMATE;
+    if (desc->device == LOOM_DEVICE_NONE || packs_only) return LOOM_OK;
+    LOOM_TRY(context, loom__wisdom_device(context, plan->device, &plan->arena, &wanted, error));
+    LOOM_TRY(context, loom__generator_digest(context, digest, error));
+    wanted.generator = digest;
+    for (int32_t i = 0; i < LOOM__NUM_TARGETS; i++) {
+        wanted.target = loom__target_names[i];
+        if (request->target && strcmp(request->target, wanted.target)) continue;
+        for (loom_pass pass = LOOM_FORWARD; pass <= (c->info.backward ? LOOM_BACKWARD : LOOM_FORWARD);
+             pass++) {
+            wanted.pass = pass;
+            const loom__wisdom_entry *found = loom__wisdom_find(context, &wanted, LOOM__WISDOM_NEAR);
+            request->measured[i][pass] = found ? found->schedule : NULL;
+        }
+    }
+    return LOOM_OK;
+}
+
+/* Whether a pass has the schedule that was asked for, or what wisdom said. */
+static bool is_measured(const loom__request *request, const char *target, loom_pass pass,
+                        const char *schedule) {
+    const char *forced = pass == LOOM_BACKWARD ? request->schedule_backward : request->schedule;
+    const char *measured = NULL;
+    for (int32_t i = 0; i < LOOM__NUM_TARGETS; i++) {
+        if (strcmp(loom__target_names[i], target) == 0) measured = request->measured[i][pass];
+    }
+    return forced || (measured && strcmp(measured, schedule) == 0);
+}
+
+static loom_status need_wisdom(const loom__construction *c, const loom__request *request, loom_error *error) {
+    const loom__generated *g = &c->generated;
+    bool forward = is_measured(request, g->target, LOOM_FORWARD, g->schedule);
+    bool backward = !c->info.backward || is_measured(request, g->target, LOOM_BACKWARD, g->schedule_backward);
+    if (forward && backward) return LOOM_OK;
+    loom__shape_class class = loom__shape_class_of(&request->hint);
+    return loom__fail(error, LOOM_NOT_FOUND, "desc.rigor",
+                      "no wisdom near rows=%lld queries=%lld keys=%lld for the %s of target %s on %s, and "
+                      "LOOM_WISDOM_ONLY takes nothing else; `attnloom tune` measures the problem\n    %s",
+                      (long long)class.rows, (long long)class.queries, (long long)class.keys,
+                      forward ? "backward" : "forward", g->target,
+                      c->plan->device ? c->plan->device->name : "the host", g->problem);
+}
+
 /* -- Plans ----------------------------------------------------------------------------------------------- */
 
 static loom_status keep_text(loom_plan *plan, loom_text which, const char *text, loom_error *error) {
@@ -866,8 +924,11 @@ static loom_status describe(loom__construction *c, const loom_plan_desc *desc, l
     loom__request request;
     LOOM_TRY(context, make_request(context, desc, &request, &plan->device, error));
     LOOM_TRY(context, loom__problem_query(context, desc->problem, &plan->arena, &c->info, error));
+    LOOM_TRY(context, ask_wisdom(c, desc, &request, error));
     loom_status found = loom__generator_plan(context, &request, &plan->arena, generated, error);
     if (found != LOOM_OK && found != LOOM_NOT_FOUND) return found;
+    if (desc->rigor == LOOM_WISDOM_ONLY && found == LOOM_OK)
+        LOOM_TRY(context, need_wisdom(c, &request, error));
     if (found == LOOM_OK) LOOM_TRY(context, look_into_packs(c, error));
     if ((found == LOOM_NOT_FOUND || c->num_missing) && plan->device)
         LOOM_TRY(context, take_older_arch(c, &request, error));

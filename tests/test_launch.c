@@ -508,7 +508,7 @@ static void test_descriptions(void **state) {
     BAD(desc.device = 2, LOOM_INVALID, "desc.device", "device is 2|2 device(s)");
     BAD(desc.device = -3, LOOM_INVALID, "desc.device", "device is -3");
     BAD(desc.rigor = LOOM_MEASURE, LOOM_UNSUPPORTED, "desc.rigor", "LOOM_MEASURE is not built yet");
-    BAD(desc.rigor = LOOM_WISDOM_ONLY, LOOM_UNSUPPORTED, "desc.rigor", "LOOM_WISDOM_ONLY is not built yet");
+    BAD(desc.rigor = LOOM_WISDOM_ONLY, LOOM_NOT_FOUND, "desc.rigor", "no wisdom near");
     BAD(desc.rigor = 9, LOOM_INVALID, "desc.rigor", "rigor is 9");
     BAD(desc.flags = 6, LOOM_INVALID, "desc.flags", "0x6");
     BAD(desc.alignment = 12, LOOM_INVALID, "desc.alignment", "alignment is 12|power of two");
