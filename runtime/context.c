@@ -169,7 +169,13 @@ loom_status loom__context_create(const loom_options *options, const loom__hooks 
         memory.resize(memory.user, made, 0);
         return loom__fail(error, LOOM_MEMORY, "context", "the system refused to make a mutex");
     }
+    if (pthread_mutex_init(&made->tuning, NULL)) {
+        pthread_mutex_destroy(&made->lock);
+        memory.resize(memory.user, made, 0);
+        return loom__fail(error, LOOM_MEMORY, "context", "the system refused to make a mutex");
+    }
     if (pthread_cond_init(&made->claims_changed, NULL)) {
+        pthread_mutex_destroy(&made->tuning);
         pthread_mutex_destroy(&made->lock);
         memory.resize(memory.user, made, 0);
         return loom__fail(error, LOOM_MEMORY, "context", "the system refused to make a condition variable");
@@ -197,6 +203,7 @@ void loom_context_destroy(loom_context *context) {
     loom__generator_destroy(context);
     loom__arena_free(&context->arena);
     pthread_cond_destroy(&context->claims_changed);
+    pthread_mutex_destroy(&context->tuning);
     pthread_mutex_destroy(&context->lock);
     loom__memory memory = context->memory;
     memory.resize(memory.user, context, 0);

@@ -37,7 +37,6 @@ struct loom__wisdom {
 
 /* Beyond these, schedules do not differ any more. */
 enum { MOST_ROWS = 1 << 18, MOST_QUERIES = 1 << 10, LEAST_KEYS = 1 << 6, MOST_KEYS = 1 << 17 };
-enum { TYPICAL_LENGTH = 2048 };
 
 /* The power of two that is nearest by ratio, within limits that are powers of two. */
 static int64_t nearest_power(int64_t value, int64_t least, int64_t most) {
@@ -48,15 +47,25 @@ static int64_t nearest_power(int64_t value, int64_t least, int64_t most) {
     return power;
 }
 
+/* The typical heads, sequences and queries make MOST_ROWS. */
+loom_shape loom__shape_typical(const loom_shape *hint) {
+    enum { BATCH = 4, HEADS = 32, LENGTH = 2048 };
+    loom_shape s = *hint;
+    if (!s.batch) s.batch = BATCH;
+    if (!s.heads_q) s.heads_q = s.heads_kv ? s.heads_kv : HEADS;
+    if (!s.heads_kv) s.heads_kv = s.heads_q;
+    if (!s.seq_q) s.seq_q = s.seq_k ? s.seq_k : LENGTH;
+    if (!s.seq_k) s.seq_k = s.seq_q;
+    return s;
+}
+
 loom__shape_class loom__shape_class_of(const loom_shape *hint) {
-    int64_t queries = hint->seq_q ? hint->seq_q : hint->seq_k ? hint->seq_k : TYPICAL_LENGTH;
-    int64_t keys = hint->seq_k ? hint->seq_k : queries;
-    double rows = (double)hint->batch * (double)hint->heads_q * (double)queries;
-    return (loom__shape_class){.rows = !hint->batch || !hint->heads_q || rows >= MOST_ROWS
-                                           ? MOST_ROWS
-                                           : nearest_power((int64_t)rows, 1, MOST_ROWS),
-                               .queries = nearest_power(queries, 1, MOST_QUERIES),
-                               .keys = nearest_power(keys, LEAST_KEYS, MOST_KEYS)};
+    loom_shape s = loom__shape_typical(hint);
+    double rows = (double)s.batch * (double)s.heads_q * (double)s.seq_q;
+    return (loom__shape_class){.rows =
+                                   rows >= MOST_ROWS ? MOST_ROWS : nearest_power((int64_t)rows, 1, MOST_ROWS),
+                               .queries = nearest_power(s.seq_q, 1, MOST_QUERIES),
+                               .keys = nearest_power(s.seq_k, LEAST_KEYS, MOST_KEYS)};
 }
 
 static int32_t steps_between(int64_t a, int64_t b) {
@@ -66,9 +75,12 @@ static int32_t steps_between(int64_t a, int64_t b) {
     return steps;
 }
 
-static int32_t class_steps(const loom__shape_class *a, const loom__shape_class *b) {
-    return steps_between(a->rows, b->rows) + steps_between(a->queries, b->queries) +
-           steps_between(a->keys, b->keys);
+/* Steps between two classes, in all; INT32_MAX where one number is more than `most` steps away. */
+static int32_t class_steps(const loom__shape_class *a, const loom__shape_class *b, int32_t most) {
+    int32_t steps[] = {steps_between(a->rows, b->rows), steps_between(a->queries, b->queries),
+                       steps_between(a->keys, b->keys)};
+    bool far = steps[0] > most || steps[1] > most || steps[2] > most;
+    return far ? INT32_MAX : steps[0] + steps[1] + steps[2];
 }
 
 /* -- Devices --------------------------------------------------------------------------------------------- */
@@ -424,14 +436,14 @@ static bool is_for(const loom__wisdom_entry *entry, const loom__wisdom_entry *wa
 const loom__wisdom_entry *loom__wisdom_find(loom_context *context, const loom__wisdom_entry *wanted,
                                             int32_t most_steps) {
     const loom__wisdom_entry *best = NULL;
-    int32_t least = most_steps;
+    int32_t least = INT32_MAX - 1;
     loom__context_lock(context);
     const entry_list *list = open_list(context);
     for (int32_t i = 0; list && i < list->num; i++) {
         const loom__wisdom_entry *entry = list->items[i];
         if (!is_for(entry, wanted)) continue;
-        int32_t steps = class_steps(&entry->class, &wanted->class);
-        bool same_class = best && class_steps(&entry->class, &best->class) == 0;
+        int32_t steps = class_steps(&entry->class, &wanted->class, most_steps);
+        bool same_class = best && class_steps(&entry->class, &best->class, 0) == 0;
         /* Larger classes come later in the list. */
         if (steps > least || (same_class && entry->ns >= best->ns)) continue;
         best = entry;

@@ -23,7 +23,8 @@ typedef struct loom__shape_class {
     int64_t queries, keys; /* of a sequence */
 } loom__shape_class;
 
-/* What a hint is counted as; sizes that are not known count as typical. */
+/* A hint with typical sizes for those that are not known. */
+loom_shape loom__shape_typical(const loom_shape *hint);
 loom__shape_class loom__shape_class_of(const loom_shape *hint);
 
 typedef struct loom__wisdom_entry {
@@ -42,12 +43,12 @@ typedef struct loom__wisdom_entry {
 loom_status loom__wisdom_device(loom_context *context, const loom__device *device, loom__arena *arena,
                                 loom__wisdom_entry *entry, loom_error *error);
 
-/* Steps of a power of two, in all, between the class asked for and the one of an entry that still serves. */
+/* Steps of a power of two that each number of a class may be away from the one asked for and still serve. */
 enum { LOOM__WISDOM_NEAR = 2 };
 
-/* The entry whose class is nearest to that of `wanted`, whose schedule and ns are not read, and at most
- * `most_steps` away; of several as near the one of the larger class. Generator NULL: of any, and of several
- * the faster. NULL: there is none. The entry stays as long as the context. */
+/* The entry whose class is nearest to that of `wanted`, whose schedule and ns are not read, by steps in all,
+ * and at most `most_steps` away in each number; of several as near the one of the larger class. Generator
+ * NULL: of any, and of several the faster. NULL: there is none. The entry stays as long as the context. */
 const loom__wisdom_entry *loom__wisdom_find(loom_context *context, const loom__wisdom_entry *wanted,
                                             int32_t most_steps);
 
