@@ -165,7 +165,10 @@ LOOM_API loom_status loom_wisdom_export(loom_context *context, char *text, size_
 typedef enum loom_rigor {
     LOOM_ESTIMATE = 0,   /* schedule from wisdom near the hint, else from the model; no timing. With LOOM_NO_COMPILE the
                             model's alone, which are the kernels that packs have */
-    LOOM_MEASURE = 1,    /* time candidates on the device */
+    LOOM_MEASURE = 1,    /* schedule from wisdom for the hint's own class of shapes; where there is none candidates are timed
+                            on the device, on tensors made for it, and the best becomes wisdom. Takes up to measure_seconds
+                            for each pass, and what was begun is ended; where not one could be timed, as LOOM_ESTIMATE. The
+                            thread must not be capturing a stream */
     LOOM_WISDOM_ONLY = 2 /* schedule from wisdom near the hint, else NOT_FOUND */
 } loom_rigor;
 
@@ -194,8 +197,9 @@ typedef struct loom_plan_desc {
     int32_t alignment;             /* promise: every pointer and every stride in bytes is a multiple of this; 0: none.
                                       16 spares the kernels for unaligned tensors */
     loom_shape hint;               /* typical shape, helps the choice; any shape still launches */
+    double measure_seconds;        /* with LOOM_MEASURE: most time for a pass that has no wisdom, 0: 10 */
 } loom_plan_desc;
-#define LOOM_PLAN_DESC_INIT {sizeof(loom_plan_desc), NULL, NULL, NULL, NULL, NULL, 0, 0, 0, 0, {0, 0, 0, 0, 0}}
+#define LOOM_PLAN_DESC_INIT {sizeof(loom_plan_desc), NULL, NULL, NULL, NULL, NULL, 0, 0, 0, 0, {0, 0, 0, 0, 0}, 0.0}
 
 /* Slow path: generates, compiles or loads from packs or the cache; may take seconds. *plan is to be freed by
  * loom_plan_destroy. Uses the device's primary CUDA context and leaves the caller's current context as it was. */

@@ -142,7 +142,7 @@ struct loom_context {
     pthread_cond_t claims_changed;
     loom__pack *packs;               /* in the order in which they were added; they stay */
     loom__wisdom *wisdom;            /* NULL until first asked for */
-    pthread_mutex_t tuning;          /* held by who times schedules */
+    pthread_mutex_t tuning;          /* recursive; held by who times schedules, taken before `lock` */
     uint64_t generator_instructions; /* limit of a visit to Lua files of LOOM_GEN_DIR */
     loom__generator *generator; /* NULL until first used */
     loom__toolchain nvrtc, cc;

@@ -169,7 +169,7 @@ loom_status loom__context_create(const loom_options *options, const loom__hooks 
         memory.resize(memory.user, made, 0);
         return loom__fail(error, LOOM_MEMORY, "context", "the system refused to make a mutex");
     }
-    if (pthread_mutex_init(&made->tuning, NULL)) {
+    if (create_lock(&made->tuning)) {
         pthread_mutex_destroy(&made->lock);
         memory.resize(memory.user, made, 0);
         return loom__fail(error, LOOM_MEMORY, "context", "the system refused to make a mutex");

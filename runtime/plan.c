@@ -21,6 +21,7 @@
 #include "compile.h"
 #include "pack.h"
 #include "record.h"
+#include "tune.h"
 #include "wisdom.h"
 
 /* -- Checking the description ---------------------------------------------------------------------------- */
@@ -41,23 +42,31 @@ static loom_status check_desc(loom_context *context, const loom_plan_desc *desc,
             "device is %d, it must be an ordinal from 0, LOOM_DEVICE_HOST (-1) or LOOM_DEVICE_NONE (-2)",
             desc->device);
     }
-    if (desc->rigor == LOOM_MEASURE) {
-        return loom__fail(error, LOOM_UNSUPPORTED, "desc.rigor", "rigor LOOM_MEASURE is not built yet");
-    }
-    if (desc->rigor != LOOM_ESTIMATE && desc->rigor != LOOM_WISDOM_ONLY) {
+    if (desc->rigor != LOOM_ESTIMATE && desc->rigor != LOOM_MEASURE && desc->rigor != LOOM_WISDOM_ONLY) {
         return loom__fail(error, LOOM_INVALID, "desc.rigor", "rigor is %d, which is no loom_rigor",
                           desc->rigor);
     }
-    if (desc->rigor == LOOM_WISDOM_ONLY && desc->device == LOOM_DEVICE_NONE) {
+    if (desc->rigor != LOOM_ESTIMATE && desc->device == LOOM_DEVICE_NONE) {
         return loom__fail(
             error, LOOM_INVALID, "desc.rigor",
-            "rigor LOOM_WISDOM_ONLY needs a device, on which schedules were measured, and device "
-            "is LOOM_DEVICE_NONE");
+            "rigor %s needs a device, on which schedules are measured, and device is LOOM_DEVICE_NONE",
+            desc->rigor == LOOM_MEASURE ? "LOOM_MEASURE" : "LOOM_WISDOM_ONLY");
+    }
+    if (!(desc->measure_seconds >= 0)) {
+        return loom__fail(error, LOOM_INVALID, "desc.measure_seconds",
+                          "measure_seconds is %g, it must be 0 or more", desc->measure_seconds);
     }
     if (desc->flags & ~(uint32_t)(LOOM_NO_COMPILE | LOOM_ASYNC)) {
         return loom__fail(error, LOOM_INVALID, "desc.flags",
                           "flags are 0x%x, known are LOOM_NO_COMPILE (0x1) and LOOM_ASYNC (0x2)",
                           desc->flags);
+    }
+    if (desc->rigor == LOOM_MEASURE && desc->flags) {
+        return loom__fail(
+            error, LOOM_INVALID, "desc.flags",
+            "flags are 0x%x, but LOOM_MEASURE compiles and times before it answers: it takes neither "
+            "LOOM_NO_COMPILE nor LOOM_ASYNC",
+            desc->flags);
     }
     int32_t alignment = desc->alignment;
     if (alignment < 0 || alignment > MAX_ALIGNMENT || (alignment & (alignment - 1))) {
@@ -843,7 +852,8 @@ static loom_status find_toolchain(loom__construction *c, loom_error *error) {
 
 /* -- Wisdom ---------------------------------------------------------------------------------------------- */
 
-/* Puts what was measured near the hint into the request, for each target that may be chosen. */
+/* Puts what was measured near the hint, with LOOM_MEASURE for its own class, into the request, for each
+ * target that may be chosen. */
 static loom_status ask_wisdom(loom__construction *c, const loom_plan_desc *desc, loom__request *request,
                               loom_error *error) {
     loom_plan *plan = c->plan;
@@ -861,7 +871,8 @@ static loom_status ask_wisdom(loom__construction *c, const loom_plan_desc *desc,
         for (loom_pass pass = LOOM_FORWARD; pass <= (c->info.backward ? LOOM_BACKWARD : LOOM_FORWARD);
              pass++) {
             wanted.pass = pass;
-            const loom__wisdom_entry *found = loom__wisdom_find(context, &wanted, LOOM__WISDOM_NEAR);
+            const loom__wisdom_entry *found =
+                loom__wisdom_find(context, &wanted, desc->rigor == LOOM_MEASURE ? 0 : LOOM__WISDOM_NEAR);
             request->measured[i][pass] = found ? found->schedule : NULL;
         }
     }
@@ -927,8 +938,7 @@ static loom_status describe(loom__construction *c, const loom_plan_desc *desc, l
     LOOM_TRY(context, ask_wisdom(c, desc, &request, error));
     loom_status found = loom__generator_plan(context, &request, &plan->arena, generated, error);
     if (found != LOOM_OK && found != LOOM_NOT_FOUND) return found;
-    if (desc->rigor == LOOM_WISDOM_ONLY && found == LOOM_OK)
-        LOOM_TRY(context, need_wisdom(c, &request, error));
+    if (desc->rigor != LOOM_ESTIMATE && found == LOOM_OK) LOOM_TRY(context, need_wisdom(c, &request, error));
     if (found == LOOM_OK) LOOM_TRY(context, look_into_packs(c, error));
     if ((found == LOOM_NOT_FOUND || c->num_missing) && plan->device)
         LOOM_TRY(context, take_older_arch(c, &request, error));
@@ -1034,12 +1044,61 @@ static loom_status begin(loom_context *context, const loom_plan_desc *desc, loom
     return status;
 }
 
-loom_status loom_plan_create(loom_context *context, const loom_plan_desc *desc, loom_plan **plan,
+/* -- Measuring ------------------------------------------------------------------------------------------- */
+
+/* Times the passes that have no wisdom yet and whose schedule is not asked for. */
+static loom_status measure(loom_context *context, const loom_plan_desc *desc, loom_error *error) {
+    loom__arena arena = {&context->memory, NULL};
+    loom__problem_info info;
+    loom__tune_options options = {.seconds =
+                                      desc->measure_seconds > 0 ? desc->measure_seconds : LOOM__TUNE_SECONDS,
+                                  .only_unknown = true};
+    loom_status status = loom__problem_query(context, desc->problem, &arena, &info, error);
+    for (loom_pass pass = LOOM_FORWARD; !status && pass <= (info.backward ? LOOM_BACKWARD : LOOM_FORWARD);
+         pass++) {
+        loom__tuning tuning;
+        bool forced = pass == LOOM_BACKWARD ? desc->schedule_backward || context->schedule_backward
+                                            : desc->schedule || context->schedule;
+        if (!forced) status = loom__tune(context, desc, pass, &options, &arena, &tuning, error);
+    }
+    loom__arena_free(&arena);
+    return status;
+}
+
+/* A plan with LOOM_MEASURE. Threads that ask for one at once follow each other, and the first measures for
+ * all. */
+static loom_status begin_measured(loom_context *context, const loom_plan_desc *desc, loom_plan **plan,
+                                  loom_error *error) {
+    loom_error missing = LOOM_ERROR_INIT;
+    loom_plan_desc estimate = *desc;
+    estimate.rigor = LOOM_ESTIMATE;
+    pthread_mutex_lock(&context->tuning);
+    loom_status status = begin(context, desc, plan, &missing);
+    bool unknown = status == LOOM_NOT_FOUND && strcmp(missing.field, "desc.rigor") == 0;
+    if (unknown) status = measure(context, desc, error);
+    pthread_mutex_unlock(&context->tuning);
+    if (unknown && status == LOOM_OK) return begin(context, &estimate, plan, error);
+    if (!unknown && status != LOOM_OK && error && error->size >= sizeof *error) *error = missing;
+    return status;
+}
+
+loom_status loom_plan_create(loom_context *context, const loom_plan_desc *given, loom_plan **plan,
                              loom_error *error) {
+    static const size_t FIRST_BYTES = offsetof(loom_plan_desc, measure_seconds); /* of the first header */
+    loom_plan_desc own = LOOM_PLAN_DESC_INIT;
+    const loom_plan_desc *desc = given;
     loom_plan *made = NULL;
     loom_status status = LOOM_OK;
     if (plan) *plan = NULL;
-    LOOM_TRY(NULL, begin(context, desc, plan ? &made : NULL, error));
+    if (given && given->size >= FIRST_BYTES && given->size < sizeof own) {
+        memcpy(&own, given, FIRST_BYTES);
+        own.size = sizeof own;
+        desc = &own;
+    }
+    if (desc && desc->size >= sizeof own && desc->rigor == LOOM_MEASURE && context && plan)
+        LOOM_TRY(context, begin_measured(context, desc, &made, error));
+    else
+        LOOM_TRY(NULL, begin(context, desc, plan ? &made : NULL, error));
     loom__construction *c = made->construction;
     if (desc->flags & LOOM_ASYNC) {
         status = start_async(c, error);

@@ -472,12 +472,14 @@ static loom_status tune(tuner *t, loom_error *error) {
         status = refuse_capture(t, error);
         loom__device_leave(t->context);
     }
+    if (!status && t->options->only_unknown && loom__wisdom_find(t->context, &t->result->entry, 0)) goto out;
     if (!status) status = list_trials(t, error);
     if (!status) status = loom__device_memory_open(t->context, t->desc.device, &t->memory, error);
     if (!status) status = make_sets(t, device, error);
     if (!status) status = look_at_all(t, error);
     if (!status) status = run_rounds(t, error);
     if (!status) status = keep_winner(t, error);
+out:
     for (int32_t i = 0; t->runs && i < t->result->num_trials; i++) loom_plan_destroy(t->runs[i].plan);
     loom__device_memory_close(t->memory);
     loom__reference_destroy(t->facts);

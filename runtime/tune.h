@@ -47,6 +47,7 @@ typedef struct loom__tuning {
 typedef struct loom__tune_options {
     const loom_param *params; /* of the problem, on the device; NULL: made up */
     double seconds;           /* most that it may take; what has begun is not cut short */
+    bool only_unknown;        /* time nothing where wisdom has the class already */
     const atomic_bool *stop;  /* true: end soon, with what was measured; NULL: never */
     void (*progress)(void *user, const loom__tuning *tuning); /* after each step; NULL: nobody looks */
     void *user;
