@@ -110,8 +110,8 @@ static void expect_text(const char *text, const char *part) {
 
 /* -- Help and errors ------------------------------------------------------------------------------------ */
 
-static const char *const COMMANDS[] = {"emit",  "why",  "show", "run",  "check", "compile",
-                                       "bench", "tune", "pack", "plan", "cache", "info"};
+static const char *const COMMANDS[] = {"emit", "why",    "show", "run",  "check", "compile", "bench",
+                                       "tune", "wisdom", "pack", "plan", "cache", "info"};
 
 static void help_is_printed(void **state) {
     (void)state;
@@ -192,6 +192,9 @@ static void wrong_usage_is_said(void **state) {
         {{"attnloom", "tune", "bf16 d=64", "--budget", "5h"},
          5,
          "--budget: '5h': it takes seconds or minutes"},
+        {{"attnloom", "wisdom", "print"}, 3, "wisdom: 'print' is not export or import FILE"},
+        {{"attnloom", "wisdom", "import"}, 3, "wisdom: import takes a FILE"},
+        {{"attnloom", "wisdom", "export", "file"}, 4, "wisdom: export takes no FILE"},
         {{"attnloom", "cache"}, 2, "cache: list|verify|clear is missing"},
         {{"attnloom", "cache", "lst"}, 3, "'lst' is not one of list, verify, clear; did you mean list?"},
     };
@@ -1240,6 +1243,36 @@ static void tune_can_be_interrupted(void **state) {
     expect_text(read_wisdom(), " problem=fp32 d=64\n");
 }
 
+#define WISDOM_LINE(ns, schedule)                                                                            \
+    "wisdom1 device=\"Elsewhere\" units=8 target=mma pass=forward rows=4 queries=4 keys=64 ns=" ns           \
+    " generator=0123456789abcdef0123456789abcdef schedule=\"" schedule "\" problem=bf16 d=64\n"
+
+static void wisdom_is_merged(void **state) {
+    (void)state;
+    char path[MAX_PATH], said[MAX_PATH + 64];
+    path_in(path, "some.wisdom");
+    remove_wisdom();
+    assert_string_equal(expect(RUN("wisdom", "export"), 0).out, "");
+    write_file(path, "# elsewhere\n" WISDOM_LINE("50", "tile=2") WISDOM_LINE("40", "tile=1"));
+    outcome got = expect(RUN("wisdom", "import", path), 0);
+    expect_text(got.err, "2 entries taken, 0 lines refused");
+    got = expect(RUN("wisdom", "export"), 0);
+    assert_string_equal(got.out, WISDOM_LINE("40", "tile=1"));
+    assert_string_equal(read_wisdom(), got.out);
+    /* Each of many refused lines is told, and the good one behind them is taken. */
+    FILE *file = fopen(path, "wb");
+    for (int i = 0; i < 200; i++) fputs("wisdom1 pass=sideways\n", file);
+    fputs(WISDOM_LINE("30", "tile=3"), file);
+    fclose(file);
+    got = expect(RUN("wisdom", "import", path), 1);
+    assert_int_equal(occurrences(got.err, ": pass: 'sideways' is not forward or backward\n"), 200);
+    snprintf(said, sizeof said, "%s:200: pass:", path);
+    expect_text(got.err, said);
+    expect_text(got.err, "1 entries taken, 200 lines refused");
+    assert_string_equal(expect(RUN("wisdom", "export"), 0).out, WISDOM_LINE("30", "tile=3"));
+    expect_text(expect(RUN("wisdom", "import", "/nowhere"), 1).err, "/nowhere");
+}
+
 static void tune_takes_a_manifest(void **state) {
     (void)state;
     char manifest[MAX_PATH];
@@ -1428,6 +1461,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(tune_passes_over_faults),
         cmocka_unit_test(tune_can_be_interrupted),
         cmocka_unit_test(tune_takes_a_manifest),
+        cmocka_unit_test(wisdom_is_merged),
     };
     const struct CMUnitTest gpu[] = {cmocka_unit_test(gpu_run_computes), cmocka_unit_test(gpu_bench),
                                      cmocka_unit_test(gpu_takes_a_pack), cmocka_unit_test(gpu_tunes)};
