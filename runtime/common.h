@@ -140,6 +140,7 @@ struct loom_context {
     bool compile_reported; /* the first long compile was */
     loom__claim *claims;   /* kernels being compiled, see plan.c */
     pthread_cond_t claims_changed;
+    double claim_seconds;            /* most to wait for another process to compile */
     loom__pack *packs;               /* in the order in which they were added; they stay */
     loom__wisdom *wisdom;            /* NULL until first asked for */
     pthread_mutex_t tuning;          /* recursive; held by who times schedules, taken before `lock` */
@@ -161,6 +162,7 @@ typedef struct loom__hooks {
     loom__memory memory;
     const loom__driver_api *driver;
     uint64_t generator_instructions;
+    double claim_seconds;
 } loom__hooks;
 
 loom_status loom__context_create(const loom_options *options, const loom__hooks *hooks,

@@ -19,6 +19,9 @@ enum { MAX_THREADS = 1024, MAX_LOG_LEVEL = LOOM__LOG_LAUNCH };
 /* The largest problems take some 10^7. */
 static const uint64_t GENERATOR_INSTRUCTIONS = 2000000000;
 
+/* The kernels of a plan may take that long on two cores. */
+static const double CLAIM_SECONDS = 60;
+
 /* -- Memory and lock ------------------------------------------------------------------------------------- */
 
 static void *system_resize(void *user, void *block, size_t bytes) {
@@ -182,6 +185,7 @@ loom_status loom__context_create(const loom_options *options, const loom__hooks 
     }
     made->generator_instructions =
         hooks && hooks->generator_instructions ? hooks->generator_instructions : GENERATOR_INSTRUCTIONS;
+    made->claim_seconds = hooks && hooks->claim_seconds > 0 ? hooks->claim_seconds : CLAIM_SECONDS;
     if (hooks && hooks->driver) made->driver = hooks->driver;
     loom_status status = read_options(made, options, error);
     if (status != LOOM_OK) {

@@ -412,6 +412,7 @@ typedef struct build {
     const char *key;        /* up to the compiler until that is known */
     const loom__pack *pack; /* that has it, NULL: none */
     loom__entry entry;
+    int process_claim; /* of the cache, -1: none */
     bool hit; /* found in a pack or the cache and, unless status says why not, loaded */
     /* Of the thread that works on it: */
     loom__arena arena;
@@ -602,7 +603,8 @@ static loom_status load_again(loom_plan *plan, build *b, const loom__generated *
     return load_kernel(plan, &b->entry, &plan->kernels[b->index], &plan->arena, error);
 }
 
-/* -- Claims: no two plans of a context compile one kernel at once ---------------------------------------- */
+/* -- Claims: no two plans, of a context or of several processes, compile one kernel at once ---------------
+ */
 
 struct loom__claim {
     build **jobs;
@@ -645,6 +647,22 @@ static void release_claim(loom_context *context, loom__claim *claim) {
     loom__context_unlock(context);
 }
 
+static int compare_keys(const void *a, const void *b) {
+    return strcmp((*(build *const *)a)->key, (*(build *const *)b)->key);
+}
+
+/* The same among processes that share the cache; in the order of the keys, so that none waits in a circle. */
+static void claim_in_cache(loom_context *context, build **jobs, int32_t num_jobs) {
+    qsort(jobs, (size_t)num_jobs, sizeof *jobs, compare_keys);
+    for (int32_t i = 0; i < num_jobs; i++)
+        jobs[i]->process_claim = loom__cache_claim(context, jobs[i]->slug, jobs[i]->key);
+}
+
+static void unclaim_in_cache(loom_context *context, build **jobs, int32_t num_jobs) {
+    for (int32_t i = 0; i < num_jobs; i++)
+        loom__cache_unclaim(context, jobs[i]->slug, jobs[i]->key, jobs[i]->process_claim);
+}
+
 /* -- Constructing ---------------------------------------------------------------------------------------- */
 
 struct loom__construction {
@@ -681,6 +699,7 @@ static loom_status build_claimed(loom__construction *c, build **missing, int32_t
     if (!jobs) return loom__fail_memory(error);
     if (shared) {
         claim_jobs(context, &claim);
+        claim_in_cache(context, missing, num_missing);
         build_list list = {.plan = plan, .work = find_kernel, .jobs = missing, .num_jobs = num_missing};
         run_jobs(&list, 1);
     }
@@ -688,7 +707,10 @@ static loom_status build_claimed(loom__construction *c, build **missing, int32_t
         if (!missing[i]->hit) jobs[num_jobs++] = missing[i];
     }
     if (num_jobs) status = build_missing(plan, jobs, num_jobs, &c->generated, c->toolchain->name, error);
-    if (shared) release_claim(context, &claim);
+    if (shared) {
+        unclaim_in_cache(context, missing, num_missing);
+        release_claim(context, &claim);
+    }
     for (int32_t i = 0; i < num_jobs && status == LOOM_OK; i++) {
         loom__plan_kernel *kernel = &plan->kernels[jobs[i]->index];
         set_facts(kernel, jobs[i], false);
