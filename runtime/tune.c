@@ -26,7 +26,8 @@ enum { MOST_TIMED = 32 };
 
 /* Of the best: what a first look drops, and a round. */
 static const double HOPELESS = 1.5, BEHIND = 1.1;
-enum { FIRST_LAUNCHES = 3, NUM_ROUNDS = 6, ROUND_LAUNCHES = 5, ROUNDS_BEFORE_DROP = 2 };
+enum { FIRST_LAUNCHES = 3, ROUNDS_BEFORE_DROP = 2 };
+enum { NUM_ROUNDS = LOOM__TUNE_ROUNDS, ROUND_LAUNCHES = LOOM__TUNE_ROUND_LAUNCHES };
 
 static const double WARM_SECONDS = 0.3; /* of launches before the first is timed: clocks rise under load */
 static const double WARM_SHARE = 0.05;  /* of the whole time, at most */
@@ -429,16 +430,19 @@ static loom_status keep_winner(tuner *t, loom_error *error) {
 
 /* -- Tuning ---------------------------------------------------------------------------------------------- */
 
-/* In a stream that is captured nothing may be timed, nor may the default stream, which waits for others, be
- * used beside one. */
+/* A thread that captures a stream must not tune, and while any stream is captured that waits for the default
+ * one, that must not be used: the driver tells of these. */
 static loom_status refuse_capture(tuner *t, loom_error *error) {
+    enum { CAPTURE_IMPLICIT = 906 };
     const loom__driver_api *driver = t->context->driver;
     int capturing = 0;
-    if (t->desc.device == LOOM_DEVICE_HOST || !driver->stream_capturing) return LOOM_OK;
+    if (!driver->stream_capturing) return LOOM_OK;
     int result = driver->stream_capturing(NULL, &capturing);
-    if (!result && !capturing) return LOOM_OK;
-    return loom__fail(error, LOOM_INVALID, "desc.rigor",
-                      "a stream of the device is being captured: schedules cannot be timed before that ends");
+    if (result == CAPTURE_IMPLICIT || (!result && capturing))
+        return loom__fail(
+            error, LOOM_INVALID, "desc.rigor",
+            "a stream of the device is being captured: schedules cannot be timed before that ends");
+    return loom__driver_check(driver, result, "cuStreamIsCapturing", error);
 }
 
 /* Problem, device and class, and what the problem has for the reference. */

@@ -61,6 +61,9 @@ loom_status loom__tune(loom_context *context, const loom_plan_desc *desc, loom_p
                        const loom__tune_options *options, loom__arena *arena, loom__tuning *tuning,
                        loom_error *error);
 
+/* Rounds that a trial has when nothing stops it, and its launches in each. */
+enum { LOOM__TUNE_ROUNDS = 6, LOOM__TUNE_ROUND_LAUNCHES = 5 };
+
 /* The seconds that LOOM_MEASURE takes where none are given. */
 #define LOOM__TUNE_SECONDS 10.0
 

@@ -83,13 +83,19 @@ static void catch_signals(void) {
 
 static const char *pass_name(loom_pass pass) { return pass == LOOM_BACKWARD ? "backward" : "forward"; }
 
-/* Trials that are done with, and those there will be. */
+/* Counts first looks and rounds of all trials; those that are dropped have had all of theirs. */
 static void show_progress(void *user, const loom__tuning *tuning) {
+    enum { STEPS = 1 + LOOM__TUNE_ROUNDS };
     char what[160];
     int32_t done = 0, total = 0;
     for (int32_t i = 0; i < tuning->num_trials; i++) {
-        total += tuning->trials[i].state != LOOM__TRIAL_PRUNED;
-        done += tuning->trials[i].state > LOOM__TRIAL_PRUNED;
+        const loom__trial *trial = &tuning->trials[i];
+        if (trial->state == LOOM__TRIAL_PRUNED) continue;
+        total += STEPS;
+        if (trial->state == LOOM__TRIAL_TIMED)
+            done += 1 + trial->num_launches / LOOM__TUNE_ROUND_LAUNCHES;
+        else if (trial->state != LOOM__TRIAL_LATE)
+            done += STEPS;
     }
     const loom__trial *best = tuning->best < 0 ? NULL : &tuning->trials[tuning->best];
     if (best)
