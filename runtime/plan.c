@@ -651,9 +651,8 @@ static int compare_keys(const void *a, const void *b) {
     return strcmp((*(build *const *)a)->key, (*(build *const *)b)->key);
 }
 
-/* The same among processes that share the cache; in the order of the keys, so that none waits in a circle. */
+/* The same among processes that share the cache. The jobs are sorted by key, so that none waits in a circle. */
 static void claim_in_cache(loom_context *context, build **jobs, int32_t num_jobs) {
-    qsort(jobs, (size_t)num_jobs, sizeof *jobs, compare_keys);
     for (int32_t i = 0; i < num_jobs; i++)
         jobs[i]->process_claim = loom__cache_claim(context, jobs[i]->slug, jobs[i]->key);
 }
@@ -698,6 +697,7 @@ static loom_status build_claimed(loom__construction *c, build **missing, int32_t
     build **jobs = loom__arena_alloc(&plan->arena, (size_t)num_missing * sizeof *jobs);
     if (!jobs) return loom__fail_memory(error);
     if (shared) {
+        qsort(missing, (size_t)num_missing, sizeof *missing, compare_keys); /* before others see it */
         claim_jobs(context, &claim);
         claim_in_cache(context, missing, num_missing);
         build_list list = {.plan = plan, .work = find_kernel, .jobs = missing, .num_jobs = num_missing};
