@@ -1066,6 +1066,17 @@ static loom_status begin(loom_context *context, const loom_plan_desc *desc, loom
     return status;
 }
 
+/* A plan without LOOM_MEASURE. Where wisdom would have it compiled and there is no compiler, packs may have what
+ * the model chooses, as with LOOM_NO_COMPILE. */
+static loom_status begin_estimated(loom_context *context, const loom_plan_desc *desc, loom_plan **plan,
+                                   loom_error *error) {
+    loom_status status = begin(context, desc, plan, error);
+    if (status != LOOM_COMPILE || desc->rigor != LOOM_ESTIMATE || !context->packs) return status;
+    loom_plan_desc packed = *desc;
+    packed.flags |= LOOM_NO_COMPILE;
+    return begin(context, &packed, plan, NULL) == LOOM_OK ? LOOM_OK : status;
+}
+
 /* -- Measuring ------------------------------------------------------------------------------------------- */
 
 /* Times the passes that have no wisdom yet and whose schedule is not asked for. */
@@ -1120,7 +1131,7 @@ loom_status loom_plan_create(loom_context *context, const loom_plan_desc *given,
     if (desc && desc->size >= sizeof own && desc->rigor == LOOM_MEASURE && context && plan)
         LOOM_TRY(context, begin_measured(context, desc, &made, error));
     else
-        LOOM_TRY(NULL, begin(context, desc, plan ? &made : NULL, error));
+        LOOM_TRY(context, begin_estimated(context, desc, plan ? &made : NULL, error));
     loom__construction *c = made->construction;
     if (desc->flags & LOOM_ASYNC) {
         status = start_async(c, error);
