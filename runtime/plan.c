@@ -1066,8 +1066,8 @@ static loom_status begin(loom_context *context, const loom_plan_desc *desc, loom
     return status;
 }
 
-/* A plan without LOOM_MEASURE. Where wisdom would have it compiled and there is no compiler, packs may have what
- * the model chooses, as with LOOM_NO_COMPILE. */
+/* A plan without LOOM_MEASURE. Where wisdom would have it compiled and there is no compiler, packs may have
+ * what the model chooses, as with LOOM_NO_COMPILE. */
 static loom_status begin_estimated(loom_context *context, const loom_plan_desc *desc, loom_plan **plan,
                                    loom_error *error) {
     loom_status status = begin(context, desc, plan, error);

@@ -8,8 +8,8 @@
  *
  * (on one line; the problem comes last and goes to the end). Of two entries for the same the faster one
  * stays. A context knows the entries of the file wisdom1.txt of its cache folder, which it reads again when
- * another process has changed it, and what was imported. Called by plan.c and tune.c, which lock the context
- * themselves where they need more than one answer.
+ * another process has changed it, and what was imported. Called by plan.c, tune.c and the command line; takes
+ * the context's lock itself.
  */
 #ifndef LOOM_WISDOM_H
 #define LOOM_WISDOM_H
