@@ -1285,6 +1285,7 @@ static void tune_takes_a_manifest(void **state) {
     expect_text(got.out, "problem fp32 d=16 mask={ids[q] == ids[k]} params={ids: i32[seq_k]}\n");
     assert_int_equal(occurrences(read_wisdom(), "\n"), 2);
     assert_int_equal(occurrences(read_wisdom(), "keys=128 "), 1);
+    expect_text(expect(TUNE("/nowhere/kernels.lua", "--budget", "60"), 1).err, "/nowhere/kernels.lua");
 }
 
 /* -- On a GPU ------------------------------------------------------------------------------------------- */

@@ -261,7 +261,8 @@ static loom_status tune(const values *v, const char *operand, bool *fine, loom_e
         if (!desc.target && !gpu) loom__cli_say("no GPU here, so the CPU is used (--device host)");
         desc.device = gpu || (desc.target && !host) ? 0 : LOOM_DEVICE_HOST;
     }
-    bool manifest = access(operand, R_OK) == 0;
+    size_t length = strlen(operand);
+    bool manifest = access(operand, R_OK) == 0 || (length > 4 && strcmp(operand + length - 4, ".lua") == 0);
     loom_status status = manifest ? tune_manifest(v, context, &desc, operand, fine, error)
                                   : tune_problem(v, context, &desc, fine, error);
     loom_context_destroy(context);
