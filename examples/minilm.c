@@ -38,7 +38,7 @@ typedef struct demo {
     loom_plan *plan;
     double plan_seconds;
     int32_t device;
-    loom__cli_memory *memory;
+    loom__device_memory *memory;
 } demo;
 
 static loom_status fail(loom_error *error, loom_status status, const char *field, const char *text) {
@@ -201,14 +201,14 @@ static loom_status run_pass(demo *d, loom_pass pass, loom_args *args, loom_error
     LOOM_TRY(NULL, loom_workspace_bytes(d->plan, pass, args, &args->workspace_bytes, error));
     args->workspace = NULL;
     if (args->workspace_bytes)
-        LOOM_TRY(NULL, loom__cli_memory_alloc(d->memory, args->workspace_bytes, &args->workspace, error));
+        LOOM_TRY(NULL, loom__device_memory_alloc(d->memory, args->workspace_bytes, &args->workspace, error));
     LOOM_TRY(NULL, launch(d->plan, args, NULL, error));
-    LOOM_TRY(NULL, loom__cli_memory_sync(d->memory, error));
-    LOOM_TRY(NULL, loom__cli_memory_mark(d->memory, 0, error));
+    LOOM_TRY(NULL, loom__device_memory_sync(d->memory, error));
+    LOOM_TRY(NULL, loom__device_memory_mark(d->memory, 0, error));
     for (int i = 0; i < NUM_TIMED; i++) LOOM_TRY(NULL, launch(d->plan, args, NULL, error));
-    LOOM_TRY(NULL, loom__cli_memory_mark(d->memory, 1, error));
-    LOOM_TRY(NULL, loom__cli_memory_sync(d->memory, error));
-    LOOM_TRY(NULL, loom__cli_memory_elapsed(d->memory, 0, 1, &ms, error));
+    LOOM_TRY(NULL, loom__device_memory_mark(d->memory, 1, error));
+    LOOM_TRY(NULL, loom__device_memory_sync(d->memory, error));
+    LOOM_TRY(NULL, loom__device_memory_elapsed(d->memory, 0, 1, &ms, error));
     printf("%-10s %-9s %.3f ms, mean of %d; workspace %zu bytes\n", "launch",
            pass == LOOM_FORWARD ? "forward" : "backward", ms / NUM_TIMED, NUM_TIMED, args->workspace_bytes);
     return LOOM_OK;
@@ -218,21 +218,22 @@ static loom_status launch_all(demo *d, loom_error *error) {
     void *data[NUM_TENSORS], *doc;
     const size_t doc_bytes = (size_t)d->seq * sizeof(int32_t);
     loom_args args = LOOM_ARGS_INIT;
-    LOOM_TRY(NULL, loom__cli_memory_open(d->context, d->device, &d->memory, error));
+    LOOM_TRY(NULL, loom__device_memory_open(d->context, d->device, &d->memory, error));
     for (tensor t = Q; t < NUM_TENSORS; t++) {
-        LOOM_TRY(NULL, loom__cli_memory_alloc(d->memory, tensor_bytes(d, t), &data[t], error));
+        LOOM_TRY(NULL, loom__device_memory_alloc(d->memory, tensor_bytes(d, t), &data[t], error));
         if (t <= DOUT)
             LOOM_TRY(NULL,
-                     loom__cli_memory_upload(d->memory, data[t], d->host[t], tensor_bytes(d, t), error));
+                     loom__device_memory_upload(d->memory, data[t], d->host[t], tensor_bytes(d, t), error));
     }
-    LOOM_TRY(NULL, loom__cli_memory_alloc(d->memory, doc_bytes, &doc, error));
-    LOOM_TRY(NULL, loom__cli_memory_upload(d->memory, doc, d->doc, doc_bytes, error));
+    LOOM_TRY(NULL, loom__device_memory_alloc(d->memory, doc_bytes, &doc, error));
+    LOOM_TRY(NULL, loom__device_memory_upload(d->memory, doc, d->doc, doc_bytes, error));
     const loom_param param = {.data = doc, .stride = {1}};
     bind(d, data, &param, &args);
     LOOM_TRY(NULL, run_pass(d, LOOM_FORWARD, &args, error));
     LOOM_TRY(NULL, run_pass(d, LOOM_BACKWARD, &args, error));
     for (tensor t = O; t < NUM_TENSORS; t++)
-        LOOM_TRY(NULL, loom__cli_memory_download(d->memory, d->host[t], data[t], tensor_bytes(d, t), error));
+        LOOM_TRY(NULL,
+                 loom__device_memory_download(d->memory, d->host[t], data[t], tensor_bytes(d, t), error));
     printf("\n");
     return LOOM_OK;
 }
@@ -344,7 +345,7 @@ int main(int argc, char **argv) {
     int is_right = 0;
     const loom_status status = show(&d, &is_right, &error);
     if (status) fprintf(stderr, "minilm: %s: %s: %s\n", loom_status_name(status), error.field, error.text);
-    loom__cli_memory_close(d.memory);
+    loom__device_memory_close(d.memory);
     loom_plan_destroy(d.plan);
     loom_context_destroy(d.context);
     for (tensor t = Q; t < NUM_TENSORS; t++) free(d.host[t]);

@@ -12,8 +12,9 @@ runtime provides, as run_limited). Everything it returns is a plain table or tex
   main.standalone(request) -> one .cu with the kernels of a pass, a launcher and a self-check, or nil, error
 
   request: {problem=, target=, arch=, schedule=, schedule_backward=, hint=, alignment=, shape=, pass=,
+            measured = {[target] = {[pass] = schedule that was the best where it was timed}} or nil,
             device = {smem_bytes=, num_sms=, tensor_maps=} or nil}
-  A pass of a plan: {name=, target=, text=, values=, candidates=, forced=, fallback=}; its target is that of its kernels, and
+  A pass of a plan: {name=, target=, text=, values=, candidates=, forced=, measured=, fallback=}; its target is that of its kernels, and
   fallback is the same of the variant for tensors that this target cannot take.
   error:   {status=, field=, offset=, text=} ]]
 
@@ -117,15 +118,19 @@ local function variants(target, alignment)
     return list
 end
 
--- The schedule of a pass's kernels of one target.
-local function choose(p, pass, target, a, forced, hint)
-    local s, candidates = schedule.choose(p, pass, target, a, forced, hint)
+-- The schedule of a pass's kernels of one target: the one asked for, else what was measured, unless it does not fit here, else
+-- the model's choice.
+local function choose(p, pass, target, a, forced, measured, hint)
+    local s, candidates
+    if measured and not forced then s, candidates = schedule.choose(p, pass, target, a, measured, hint) end
+    local is_measured = s ~= nil
+    if not s then s, candidates = schedule.choose(p, pass, target, a, forced, hint) end
     if not s then
         if pass == "backward" and candidates.field == "schedule" then candidates.field = "schedule_backward" end
         return nil, candidates
     end
     return {name = pass, target = target, text = schedule.text(target, pass, s), values = s, candidates = candidates,
-            forced = forced ~= nil}
+            forced = forced ~= nil, measured = is_measured}
 end
 
 -- Adds the kernels of a variant to a plan.
@@ -159,7 +164,8 @@ local function make_plan(request)
         local first, part
         for i, variant in ipairs(variants(target, request.alignment)) do
             if not part or part.target ~= variant.target then
-                part, message = choose(p, pass, variant.target, a, i == 1 and forced or nil, request.hint)
+                local measured = i == 1 and request.measured and request.measured[target][pass] or nil
+                part, message = choose(p, pass, variant.target, a, i == 1 and forced or nil, measured, request.hint)
                 if not part then return nil, message end
                 if first then first.fallback = part end
                 first = first or part

@@ -32,14 +32,15 @@ function why.choice(plan, only)
     for _, pass in ipairs(plan.passes) do
         local shown = not only or pass.name == only
         if shown then
-            lines[#lines + 1] = ("%s: %s%s"):format(pass.name, pass.text, pass.forced and ", as asked for" or "")
+            lines[#lines + 1] = ("%s: %s%s"):format(pass.name, pass.text,
+                pass.forced and ", as asked for" or pass.measured and ", the best that was measured on this device" or "")
             local other = pass.fallback
             if other then
                 lines[#lines + 1] = ("  tensors that TMA cannot describe take target %s, %s"):format(other.target, other.text)
             end
         end
         for _, row in ipairs(shown and pass.candidates or {}) do
-            local chosen = not pass.forced and row.text == pass.text
+            local chosen = not pass.forced and not pass.measured and row.text == pass.text
             local verdict = row.rejected and "no: " .. row.rejected or ("cost %.0f%s%s"):format(row.cost,
                 row.met > 1 and (", %.2f times what it is without blocks of the mask that do not fit"):format(row.met) or "",
                 row.measured and ", the best of a sweep" or chosen and not pass.candidates[1].measured and ", the least" or "")

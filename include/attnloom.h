@@ -143,15 +143,36 @@ LOOM_API loom_status loom_context_add_pack(loom_context *context, const char *na
 LOOM_API loom_status loom_problem_canonical(loom_context *context, const char *problem, char *text, size_t capacity,
                                             size_t *needed, loom_error *error);
 
+/* -- Wisdom ------------------------------------------------------------------------------------------------ */
+
+/* Wisdom is what was measured: the best schedule of each pass of a problem, for a device and a class of shapes. It is text, one
+ * line an entry; texts are merged by writing one behind the other, and of two entries for the same the faster one stays. A
+ * context knows that of the file wisdom1.txt in its cache folder, to which `attnloom tune` and plans with LOOM_MEASURE write, and
+ * what is imported. Plans use an entry whose shape is near their hint, of this library's generator; one of another is only tried
+ * first when a problem is measured. docs/design.md section 11 has the fields and the classes. */
+
+/* Adds the lines of a text to what the context knows, not to the file. *num_taken (may be NULL) receives how many were good.
+ * INVALID with field "wisdom" when others were not: the text has the number of each such line, the field and what is wrong with
+ * its value; the good lines are taken all the same. */
+LOOM_API loom_status loom_wisdom_import(loom_context *context, const char *text, int32_t *num_taken, loom_error *error);
+
+/* Writes all that the context knows, sorted, as loom_problem_canonical writes its text. */
+LOOM_API loom_status loom_wisdom_export(loom_context *context, char *text, size_t capacity, size_t *needed,
+                                        loom_error *error);
+
 /* -- Plans --------------------------------------------------------------------------------------------------*/
 
 #define LOOM_DEVICE_HOST (-1) /* the CPU */
 #define LOOM_DEVICE_NONE (-2) /* compile for `arch` only: such a plan can be looked at but not launched */
 
 typedef enum loom_rigor {
-    LOOM_ESTIMATE = 0,   /* schedule from the model, no timing */
-    LOOM_MEASURE = 1,    /* time candidates on the device */
-    LOOM_WISDOM_ONLY = 2 /* only schedules that were measured before */
+    LOOM_ESTIMATE = 0,   /* schedule from wisdom near the hint, else from the model; no timing. With LOOM_NO_COMPILE the
+                            model's alone, which are the kernels that packs have */
+    LOOM_MEASURE = 1,    /* schedule from wisdom for the hint's own class of shapes; where there is none candidates are timed
+                            on the device, on tensors made for it, and the best becomes wisdom. Takes up to measure_seconds
+                            for each pass, and what was begun is ended; where not one could be timed, as LOOM_ESTIMATE. The
+                            thread must not be capturing a stream */
+    LOOM_WISDOM_ONLY = 2 /* schedule from wisdom near the hint, else NOT_FOUND */
 } loom_rigor;
 
 /* Flags of a plan. */
@@ -179,8 +200,9 @@ typedef struct loom_plan_desc {
     int32_t alignment;             /* promise: every pointer and every stride in bytes is a multiple of this; 0: none.
                                       16 spares the kernels for unaligned tensors */
     loom_shape hint;               /* typical shape, helps the choice; any shape still launches */
+    double measure_seconds;        /* with LOOM_MEASURE: most time for a pass that has no wisdom, 0: 10 */
 } loom_plan_desc;
-#define LOOM_PLAN_DESC_INIT {sizeof(loom_plan_desc), NULL, NULL, NULL, NULL, NULL, 0, 0, 0, 0, {0, 0, 0, 0, 0}}
+#define LOOM_PLAN_DESC_INIT {sizeof(loom_plan_desc), NULL, NULL, NULL, NULL, NULL, 0, 0, 0, 0, {0, 0, 0, 0, 0}, 0.0}
 
 /* Slow path: generates, compiles or loads from packs or the cache; may take seconds. *plan is to be freed by
  * loom_plan_destroy. Uses the device's primary CUDA context and leaves the caller's current context as it was. */

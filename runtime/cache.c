@@ -17,10 +17,12 @@
 #include <sys/file.h>
 #include <sys/random.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 static const char FORMAT[] = "attnloom cache 1";
 static const char STAGING[] = ".staging-", TRASH[] = ".trash-", TEMPORARY[] = ".certificate-";
+static const char CLAIM[] = ".claim-"; /* and the name of an entry that is being built */
 
 enum { MAX_META_BYTES = 1 << 20, MAX_FILE_BYTES = 1 << 28, NAME_BYTES = 256, SLUG_BYTES = 120 };
 
@@ -207,19 +209,24 @@ static bool remove_entry(int cache, const char *name) {
     return unlinkat(cache, trash, fd >= 0 ? AT_REMOVEDIR : 0) == 0;
 }
 
-/* Staging and trash whose process is gone: the lock on the folder is free. */
+static bool begins_with(const char *text, const char *prefix) {
+    return strncmp(text, prefix, strlen(prefix)) == 0;
+}
+
+/* Staging, trash and claims whose process is gone: the lock on them is free. */
 static void remove_leftovers(int cache) {
     DIR *dir = list_folder(cache);
     if (!dir) return;
     struct dirent *row;
     while ((row = readdir(dir))) {
-        if (strncmp(row->d_name, STAGING, strlen(STAGING)) && strncmp(row->d_name, TRASH, strlen(TRASH)))
-            continue;
-        int fd = open_folder(cache, row->d_name);
+        bool claim = begins_with(row->d_name, CLAIM);
+        if (!claim && !begins_with(row->d_name, STAGING) && !begins_with(row->d_name, TRASH)) continue;
+        int fd = claim ? openat(cache, row->d_name, O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK)
+                       : open_folder(cache, row->d_name);
         if (fd < 0) continue;
         if (flock(fd, LOCK_EX | LOCK_NB) == 0) {
-            remove_contents(fd);
-            unlinkat(cache, row->d_name, AT_REMOVEDIR);
+            if (!claim) remove_contents(fd);
+            unlinkat(cache, row->d_name, claim ? 0 : AT_REMOVEDIR);
         }
         close(fd);
     }
@@ -516,6 +523,139 @@ loom_status loom__cache_certify(loom_context *context, const char *path, const c
         return loom__fail(error, LOOM_IO, "certificate", "cannot write the certificate into %s: %s", path,
                           strerror(failed));
     return LOOM_OK;
+}
+
+/* -- Claims ---------------------------------------------------------------------------------------------- */
+
+static void claim_name(char name[NAME_BYTES + sizeof CLAIM], const char *slug, const char *key) {
+    memcpy(name, CLAIM, sizeof CLAIM);
+    entry_name(name + sizeof CLAIM - 1, slug, key);
+}
+
+/* Whether a file is still the one of that name: who held it before has removed it with his claim. */
+static bool is_named(int cache, const char *name, int fd) {
+    struct stat own, named;
+    return fstat(fd, &own) == 0 && fstatat(cache, name, &named, AT_SYMLINK_NOFOLLOW) == 0 &&
+           own.st_ino == named.st_ino && own.st_dev == named.st_dev;
+}
+
+/* One try: the claim, or -1 with errno EWOULDBLOCK while another process has it. */
+static int try_claim(int cache, const char *name) {
+    int fd = openat(cache, name, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600);
+    if (fd < 0) return -1;
+    int failed = flock(fd, LOCK_EX | LOCK_NB) ? errno : 0;
+    if (!failed && is_named(cache, name, fd)) return fd;
+    close(fd);
+    errno = failed ? failed : EWOULDBLOCK;
+    return -1;
+}
+
+int loom__cache_claim(loom_context *context, const char *slug, const char *key) {
+    static const struct timespec PAUSE = {0, 5000000};
+    char name[NAME_BYTES + sizeof CLAIM];
+    int cache =
+        *context->cache_dir && !make_folders(context) ? open_folder(AT_FDCWD, context->cache_dir) : -1;
+    if (cache < 0) return -1;
+    claim_name(name, slug, key);
+    double end = loom__now() + context->claim_seconds;
+    int claim = try_claim(cache, name);
+    while (claim < 0 && errno == EWOULDBLOCK && loom__now() < end) {
+        nanosleep(&PAUSE, NULL);
+        claim = try_claim(cache, name);
+    }
+    close(cache);
+    return claim;
+}
+
+void loom__cache_unclaim(loom_context *context, const char *slug, const char *key, int claim) {
+    char name[NAME_BYTES + sizeof CLAIM];
+    if (claim < 0) return;
+    int cache = open_folder(AT_FDCWD, context->cache_dir);
+    claim_name(name, slug, key);
+    /* Removed while it is held, so that nobody else's is. */
+    if (cache >= 0 && is_named(cache, name, claim)) unlinkat(cache, name, 0);
+    if (cache >= 0) close(cache);
+    close(claim);
+}
+
+/* -- A text beside the entries --------------------------------------------------------------------------- */
+
+static void warn_text(loom_context *context, const char *name, const char *fault) {
+    loom__cache_warn(context, "does not read %s/%s: %s", context->cache_dir, name, fault);
+}
+
+const char *loom__cache_read_text(loom_context *context, const char *name, loom__arena *arena,
+                                  loom__cache_stamp *stamp) {
+    struct stat facts;
+    const char *fault = NULL, *text = NULL;
+    size_t num_bytes = 0;
+    int cache = *context->cache_dir ? open_folder(AT_FDCWD, context->cache_dir) : -1;
+    if (cache < 0) return NULL;
+    if (fstatat(cache, name, &facts, AT_SYMLINK_NOFOLLOW) == 0) {
+        loom__cache_stamp now = {(uint64_t)facts.st_ino, (uint64_t)facts.st_size, facts.st_mtim.tv_sec,
+                                 facts.st_mtim.tv_nsec};
+        if (memcmp(&now, stamp, sizeof now)) {
+            text = read_below(arena, cache, name, MAX_FILE_BYTES, &num_bytes, &fault);
+            if (text) *stamp = now;
+        }
+        if (fault) warn_text(context, name, fault);
+    }
+    close(cache);
+    return text;
+}
+
+/* With the lock held, so the new file's name can be always the same: a killed process leaves one file at
+ * most. */
+static int replace_text(int cache, const char *name, const char *text) {
+    char temporary[NAME_BYTES];
+    snprintf(temporary, sizeof temporary, ".new-%s", name);
+    unlinkat(cache, temporary, 0);
+    int failed = write_below(cache, temporary, text, strlen(text));
+    if (!failed && renameat(cache, temporary, cache, name)) failed = errno;
+    if (failed)
+        unlinkat(cache, temporary, 0);
+    else
+        fsync(cache);
+    return failed;
+}
+
+static int wait_for_lock(int fd) {
+    while (flock(fd, LOCK_EX)) {
+        if (errno != EINTR) return errno;
+    }
+    return 0;
+}
+
+loom_status loom__cache_edit_text(loom_context *context, const char *name, loom__arena *arena,
+                                  loom__cache_edit edit, void *user, loom_error *error) {
+    char lock_name[NAME_BYTES];
+    const char *fault = NULL, *text = NULL;
+    size_t num_bytes = 0;
+    int lock = -1;
+    if (!*context->cache_dir) return LOOM_OK;
+    snprintf(lock_name, sizeof lock_name, "%s.lock", name);
+    int failed = make_folders(context);
+    int cache = failed ? -1 : open_folder(AT_FDCWD, context->cache_dir);
+    if (!failed && cache < 0) failed = errno;
+    if (!failed) {
+        lock = openat(cache, lock_name, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+        failed = lock < 0 ? errno : wait_for_lock(lock);
+    }
+    if (!failed) {
+        const char *old = read_below(arena, cache, name, MAX_FILE_BYTES, &num_bytes, &fault);
+        /* What is there and cannot be read, as another user's file, is not replaced. */
+        if (!old && faccessat(cache, name, F_OK, AT_SYMLINK_NOFOLLOW) == 0)
+            failed = EPERM;
+        else
+            text = edit(user, old ? old : "");
+        if (!failed) failed = text ? replace_text(cache, name, text) : ENOMEM;
+    }
+    if (lock >= 0) close(lock);
+    if (cache >= 0) close(cache);
+    if (!failed) return LOOM_OK;
+    if (failed == ENOMEM) return loom__fail_memory(error);
+    return loom__fail(error, LOOM_IO, "cache_dir", "cannot write %s/%s: %s", context->cache_dir, name,
+                      failed == EPERM && fault ? fault : strerror(failed));
 }
 
 /* -- For the command line -------------------------------------------------------------------------------- */

@@ -51,6 +51,34 @@ void loom__cache_store(loom_context *context, const char *name, const char *key,
 void loom__cache_evict(loom_context *context, const char *path, const char *reason);
 loom_status loom__cache_certify(loom_context *context, const char *path, const char *text, loom_error *error);
 
+/* Waits until no other process builds the entry, and from then on keeps others waiting until the claim is
+ * released; the system releases it with the process. Who finds it taken for too long, as by a process that is
+ * stopped, goes on without: then two build the same, which does no harm. Of several entries those whose key
+ * sorts first are to be claimed first, or processes could wait for each other. -1: there is no claim. */
+int loom__cache_claim(loom_context *context, const char *name, const char *key);
+void loom__cache_unclaim(loom_context *context, const char *name, const char *key, int claim);
+
+/* -- A text beside the entries --------------------------------------------------------------------------- */
+
+/* Which state of a text was read; starts zeroed. */
+typedef struct loom__cache_stamp {
+    uint64_t file, bytes;
+    int64_t seconds, nanoseconds;
+} loom__cache_stamp;
+
+/* The text `name` of the folder, in the arena; NULL: there is none, or it is as when *stamp was set. */
+const char *loom__cache_read_text(loom_context *context, const char *name, loom__arena *arena,
+                                  loom__cache_stamp *stamp);
+
+/* Makes a new text of the old one, "" where there is none; NULL: out of memory. */
+typedef const char *(*loom__cache_edit)(void *user, const char *text);
+
+/* Replaces the text by what `edit` makes of it, by one rename, so that readers need no lock. Who edits holds
+ * a flock on `name`.lock, so edits of threads and processes follow each other, and the system frees what a
+ * killed process held. IO with the reason when it cannot be written; OK and nothing done without a folder. */
+loom_status loom__cache_edit_text(loom_context *context, const char *name, loom__arena *arena,
+                                  loom__cache_edit edit, void *user, loom_error *error);
+
 /* Names the layout of an entry, "attnloom cache 1": entries of another are damaged. */
 const char *loom__cache_format(void);
 

@@ -103,6 +103,10 @@ double loom__now(void) {
     return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
 }
 
+/* -- Targets --------------------------------------------------------------------------------------------- */
+
+const char *const loom__target_names[LOOM__NUM_TARGETS] = {"host", "mma", "hopper"};
+
 /* -- Memory ---------------------------------------------------------------------------------------------- */
 
 struct loom__chunk {

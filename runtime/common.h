@@ -88,6 +88,11 @@ char *loom__arena_print(loom__arena *arena, const char *format, ...) LOOM__PRINT
 void loom__arena_adopt(loom__arena *arena, loom__arena *from); /* from becomes empty */
 void loom__arena_free(loom__arena *arena);
 
+/* -- Targets --------------------------------------------------------------------------------------------- */
+
+enum { LOOM__NUM_TARGETS = 3 };
+extern const char *const loom__target_names[LOOM__NUM_TARGETS];
+
 /* -- Context --------------------------------------------------------------------------------------------- */
 
 /* Environment variables, read once by loom_context_create; NULL where not set or empty. */
@@ -103,6 +108,7 @@ typedef struct loom__driver_api loom__driver_api;
 typedef struct loom__device loom__device;
 typedef struct loom__claim loom__claim;
 typedef struct loom__pack loom__pack;
+typedef struct loom__wisdom loom__wisdom;
 
 enum { LOOM__MAX_DEVICES = 64 };
 
@@ -134,7 +140,10 @@ struct loom_context {
     bool compile_reported; /* the first long compile was */
     loom__claim *claims;   /* kernels being compiled, see plan.c */
     pthread_cond_t claims_changed;
+    double claim_seconds;            /* most to wait for another process to compile */
     loom__pack *packs;               /* in the order in which they were added; they stay */
+    loom__wisdom *wisdom;            /* NULL until first asked for */
+    pthread_mutex_t tuning;          /* recursive; held by who times schedules, taken before `lock` */
     uint64_t generator_instructions; /* limit of a visit to Lua files of LOOM_GEN_DIR */
     loom__generator *generator; /* NULL until first used */
     loom__toolchain nvrtc, cc;
@@ -153,6 +162,7 @@ typedef struct loom__hooks {
     loom__memory memory;
     const loom__driver_api *driver;
     uint64_t generator_instructions;
+    double claim_seconds;
 } loom__hooks;
 
 loom_status loom__context_create(const loom_options *options, const loom__hooks *hooks,

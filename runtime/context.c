@@ -19,6 +19,9 @@ enum { MAX_THREADS = 1024, MAX_LOG_LEVEL = LOOM__LOG_LAUNCH };
 /* The largest problems take some 10^7. */
 static const uint64_t GENERATOR_INSTRUCTIONS = 2000000000;
 
+/* The kernels of a plan may take that long on two cores. */
+static const double CLAIM_SECONDS = 60;
+
 /* -- Memory and lock ------------------------------------------------------------------------------------- */
 
 static void *system_resize(void *user, void *block, size_t bytes) {
@@ -169,13 +172,20 @@ loom_status loom__context_create(const loom_options *options, const loom__hooks 
         memory.resize(memory.user, made, 0);
         return loom__fail(error, LOOM_MEMORY, "context", "the system refused to make a mutex");
     }
+    if (create_lock(&made->tuning)) {
+        pthread_mutex_destroy(&made->lock);
+        memory.resize(memory.user, made, 0);
+        return loom__fail(error, LOOM_MEMORY, "context", "the system refused to make a mutex");
+    }
     if (pthread_cond_init(&made->claims_changed, NULL)) {
+        pthread_mutex_destroy(&made->tuning);
         pthread_mutex_destroy(&made->lock);
         memory.resize(memory.user, made, 0);
         return loom__fail(error, LOOM_MEMORY, "context", "the system refused to make a condition variable");
     }
     made->generator_instructions =
         hooks && hooks->generator_instructions ? hooks->generator_instructions : GENERATOR_INSTRUCTIONS;
+    made->claim_seconds = hooks && hooks->claim_seconds > 0 ? hooks->claim_seconds : CLAIM_SECONDS;
     if (hooks && hooks->driver) made->driver = hooks->driver;
     loom_status status = read_options(made, options, error);
     if (status != LOOM_OK) {
@@ -197,6 +207,7 @@ void loom_context_destroy(loom_context *context) {
     loom__generator_destroy(context);
     loom__arena_free(&context->arena);
     pthread_cond_destroy(&context->claims_changed);
+    pthread_mutex_destroy(&context->tuning);
     pthread_mutex_destroy(&context->lock);
     loom__memory memory = context->memory;
     memory.resize(memory.user, context, 0);

@@ -13,6 +13,7 @@
 /* CUdevice_attribute, CUfunction_attribute: values fixed by the driver's ABI. */
 enum {
     ATTRIBUTE_NUM_SMS = 16,
+    ATTRIBUTE_L2_BYTES = 38,
     ATTRIBUTE_MAJOR = 75,
     ATTRIBUTE_MINOR = 76,
     ATTRIBUTE_SMEM_SM = 81,
@@ -98,7 +99,7 @@ loom_status loom__device_count(loom_context *context, int32_t *count, loom_error
 /* -- Devices --------------------------------------------------------------------------------------------- */
 
 static loom_status read_device(const loom__driver_api *driver, loom__device *device, loom_error *error) {
-    int major = 0, minor = 0, smem_block = 0, smem_sm = 0, num_sms = 0;
+    int major = 0, minor = 0, smem_block = 0, smem_sm = 0, num_sms = 0, l2_bytes = 0;
     const struct {
         int attribute;
         int *value;
@@ -106,7 +107,8 @@ static loom_status read_device(const loom__driver_api *driver, loom__device *dev
                 {ATTRIBUTE_MINOR, &minor},
                 {ATTRIBUTE_SMEM_BLOCK_OPTIN, &smem_block},
                 {ATTRIBUTE_SMEM_SM, &smem_sm},
-                {ATTRIBUTE_NUM_SMS, &num_sms}};
+                {ATTRIBUTE_NUM_SMS, &num_sms},
+                {ATTRIBUTE_L2_BYTES, &l2_bytes}};
     LOOM_TRY(NULL, loom__driver_check(driver, driver->device_get(&device->handle, device->ordinal),
                                       "cannot open the device", error));
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
@@ -123,6 +125,7 @@ static loom_status read_device(const loom__driver_api *driver, loom__device *dev
     device->smem_bytes = smem_block;
     device->smem_sm_bytes = smem_sm;
     device->num_sms = num_sms;
+    device->l2_bytes = l2_bytes;
     return loom__driver_check(driver, driver->primary_retain(&device->primary, device->handle),
                               "cannot retain the device's primary context", error);
 }

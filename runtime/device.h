@@ -61,6 +61,7 @@ typedef unsigned long long loom__device_ptr;
 
 /* The same of those that old drivers lack; their members are NULL then. */
 #define LOOM__DRIVER_NEWER_FUNCTIONS(X)                                                                      \
+    X(stream_capturing, cuStreamIsCapturing, (loom__cuda_handle stream, int *status))                        \
     X(map_encode, cuTensorMapEncodeTiled,                                                                    \
       (void *map, int type, unsigned rank, void *address, const uint64_t *extents, const uint64_t *strides,  \
        const uint32_t *box, const uint32_t *steps, int interleave, int swizzle, int promotion, int fill))
@@ -83,6 +84,7 @@ struct loom__device {
     int32_t smem_bytes;    /* most dynamic shared memory of a block */
     int32_t smem_sm_bytes; /* of a multiprocessor */
     int32_t num_sms;
+    int32_t l2_bytes; /* of its second cache */
     size_t memory_bytes;
 };
 

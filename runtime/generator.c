@@ -620,6 +620,18 @@ static void push_shape(lua_State *lua, const char *name, const loom_shape *shape
     lua_setfield(lua, -2, name);
 }
 
+/* measured = {target = {forward = text, backward = text}}. */
+static void push_measured(lua_State *lua, const loom__request *request) {
+    lua_newtable(lua);
+    for (int32_t i = 0; i < LOOM__NUM_TARGETS; i++) {
+        lua_newtable(lua);
+        set_text(lua, "forward", request->measured[i][LOOM_FORWARD]);
+        set_text(lua, "backward", request->measured[i][LOOM_BACKWARD]);
+        lua_setfield(lua, -2, loom__target_names[i]);
+    }
+    lua_setfield(lua, -2, "measured");
+}
+
 static void push_request(lua_State *lua, const loom__request *request) {
     lua_newtable(lua);
     set_text(lua, "problem", request->problem);
@@ -628,6 +640,7 @@ static void push_request(lua_State *lua, const loom__request *request) {
     set_text(lua, "schedule", request->schedule);
     set_text(lua, "schedule_backward", request->schedule_backward);
     set_integer(lua, "alignment", request->alignment);
+    push_measured(lua, request);
     push_shape(lua, "hint", &request->hint);
     if (request->smem_bytes) {
         lua_newtable(lua);

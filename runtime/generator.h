@@ -40,6 +40,7 @@ typedef struct loom__request {
     const char *target;                       /* NULL: the generator's choice for arch */
     const char *arch;                         /* "sm_90", "host" */
     const char *schedule, *schedule_backward; /* NULL: the generator's choice */
+    const char *measured[LOOM__NUM_TARGETS][2]; /* by target and pass: wisdom for where none is asked for */
     int32_t smem_bytes, num_sms;              /* of the device, 0: not known */
     bool tensor_maps;                         /* its driver encodes them */
     int32_t alignment;

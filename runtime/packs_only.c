@@ -1,5 +1,5 @@
-/* packs_only.c - in place of generator.c and compile.c in a library without Lua and without compilers (CMake
- * option ATTNLOOM_RUNTIME_ONLY): plans come from the records of the context's packs, or not at all.
+/* packs_only.c - in place of generator.c, compile.c and tune.c in a library without Lua and without compilers
+ * (CMake option ATTNLOOM_RUNTIME_ONLY): plans come from the records of the context's packs, or not at all.
  *
  * Called by plan.c and context.c. A problem is known by its text as the manifest has it or by its canonical
  * text, and schedules likewise. Of several records that fit a plan, target hopper comes before mma, then the
@@ -14,6 +14,7 @@
 #include "generator.h"
 #include "pack.h"
 #include "record.h"
+#include "tune.h"
 
 /* -- Records --------------------------------------------------------------------------------------------- */
 
@@ -192,5 +193,12 @@ loom_status loom__compile_cuda(const loom_context *context, const char *label, c
 loom_status loom__compile_host(const loom_context *context, const char *label, const char *source,
                                loom__arena *arena, loom__compiled *compiled, loom_error *error) {
     (void)context, (void)label, (void)source, (void)arena, (void)compiled;
+    return fail_without(error);
+}
+
+loom_status loom__tune(loom_context *context, const loom_plan_desc *desc, loom_pass pass,
+                       const loom__tune_options *options, loom__arena *arena, loom__tuning *tuning,
+                       loom_error *error) {
+    (void)context, (void)desc, (void)pass, (void)options, (void)arena, (void)tuning;
     return fail_without(error);
 }

@@ -1,6 +1,7 @@
 /* plan.c - the slow path: from a problem text to loaded kernels.
  *
- *     generator -> argument tables -> each kernel, in parallel: pack, else cache, else compile -> load
+ *     wisdom -> generator -> argument tables -> each kernel, in parallel: pack, else cache, else compile ->
+ * load
  *
  * Called through attnloom.h. Up to the tables the context's lock is held (describe); what follows (construct)
  * runs without it, on a thread of the plan with LOOM_ASYNC, and takes it for each visit to Lua. Plans compile
@@ -20,6 +21,8 @@
 #include "compile.h"
 #include "pack.h"
 #include "record.h"
+#include "tune.h"
+#include "wisdom.h"
 
 static loom_status forward(const loom_error *failure, loom_error *error) {
     if (error && error->size >= sizeof *error) *error = *failure;
@@ -44,19 +47,31 @@ static loom_status check_desc(loom_context *context, const loom_plan_desc *desc,
             "device is %d, it must be an ordinal from 0, LOOM_DEVICE_HOST (-1) or LOOM_DEVICE_NONE (-2)",
             desc->device);
     }
-    if (desc->rigor == LOOM_MEASURE || desc->rigor == LOOM_WISDOM_ONLY) {
-        return loom__fail(error, LOOM_UNSUPPORTED, "desc.rigor",
-                          "rigor %s is not built yet; LOOM_ESTIMATE is",
-                          desc->rigor == LOOM_MEASURE ? "LOOM_MEASURE" : "LOOM_WISDOM_ONLY");
-    }
-    if (desc->rigor != LOOM_ESTIMATE) {
+    if (desc->rigor != LOOM_ESTIMATE && desc->rigor != LOOM_MEASURE && desc->rigor != LOOM_WISDOM_ONLY) {
         return loom__fail(error, LOOM_INVALID, "desc.rigor", "rigor is %d, which is no loom_rigor",
                           desc->rigor);
+    }
+    if (desc->rigor != LOOM_ESTIMATE && desc->device == LOOM_DEVICE_NONE) {
+        return loom__fail(
+            error, LOOM_INVALID, "desc.rigor",
+            "rigor %s needs a device, on which schedules are measured, and device is LOOM_DEVICE_NONE",
+            desc->rigor == LOOM_MEASURE ? "LOOM_MEASURE" : "LOOM_WISDOM_ONLY");
+    }
+    if (!(desc->measure_seconds >= 0)) {
+        return loom__fail(error, LOOM_INVALID, "desc.measure_seconds",
+                          "measure_seconds is %g, it must be 0 or more", desc->measure_seconds);
     }
     if (desc->flags & ~(uint32_t)(LOOM_NO_COMPILE | LOOM_ASYNC)) {
         return loom__fail(error, LOOM_INVALID, "desc.flags",
                           "flags are 0x%x, known are LOOM_NO_COMPILE (0x1) and LOOM_ASYNC (0x2)",
                           desc->flags);
+    }
+    if (desc->rigor == LOOM_MEASURE && desc->flags) {
+        return loom__fail(
+            error, LOOM_INVALID, "desc.flags",
+            "flags are 0x%x, but LOOM_MEASURE compiles and times before it answers: it takes neither "
+            "LOOM_NO_COMPILE nor LOOM_ASYNC",
+            desc->flags);
     }
     int32_t alignment = desc->alignment;
     if (alignment < 0 || alignment > MAX_ALIGNMENT || (alignment & (alignment - 1))) {
@@ -403,6 +418,7 @@ typedef struct build {
     const char *key;        /* up to the compiler until that is known */
     const loom__pack *pack; /* that has it, NULL: none */
     loom__entry entry;
+    int process_claim; /* of the cache, -1: none */
     bool hit; /* found in a pack or the cache and, unless status says why not, loaded */
     /* Of the thread that works on it: */
     loom__arena arena;
@@ -592,7 +608,8 @@ static loom_status load_again(loom_plan *plan, build *b, const loom__generated *
     return load_kernel(plan, &b->entry, &plan->kernels[b->index], &plan->arena, error);
 }
 
-/* -- Claims: no two plans of a context compile one kernel at once ---------------------------------------- */
+/* -- Claims: no two plans, of a context or of several processes, compile one kernel at once ---------------
+ */
 
 struct loom__claim {
     build **jobs;
@@ -635,6 +652,21 @@ static void release_claim(loom_context *context, loom__claim *claim) {
     loom__context_unlock(context);
 }
 
+static int compare_keys(const void *a, const void *b) {
+    return strcmp((*(build *const *)a)->key, (*(build *const *)b)->key);
+}
+
+/* The same among processes that share the cache. The jobs are sorted by key, so that none waits in a circle. */
+static void claim_in_cache(loom_context *context, build **jobs, int32_t num_jobs) {
+    for (int32_t i = 0; i < num_jobs; i++)
+        jobs[i]->process_claim = loom__cache_claim(context, jobs[i]->slug, jobs[i]->key);
+}
+
+static void unclaim_in_cache(loom_context *context, build **jobs, int32_t num_jobs) {
+    for (int32_t i = 0; i < num_jobs; i++)
+        loom__cache_unclaim(context, jobs[i]->slug, jobs[i]->key, jobs[i]->process_claim);
+}
+
 /* -- Constructing ---------------------------------------------------------------------------------------- */
 
 struct loom__construction {
@@ -670,7 +702,9 @@ static loom_status build_claimed(loom__construction *c, build **missing, int32_t
     build **jobs = loom__arena_alloc(&plan->arena, (size_t)num_missing * sizeof *jobs);
     if (!jobs) return loom__fail_memory(error);
     if (shared) {
+        qsort(missing, (size_t)num_missing, sizeof *missing, compare_keys); /* before others see it */
         claim_jobs(context, &claim);
+        claim_in_cache(context, missing, num_missing);
         build_list list = {.plan = plan, .work = find_kernel, .jobs = missing, .num_jobs = num_missing};
         run_jobs(&list, 1);
     }
@@ -678,7 +712,10 @@ static loom_status build_claimed(loom__construction *c, build **missing, int32_t
         if (!missing[i]->hit) jobs[num_jobs++] = missing[i];
     }
     if (num_jobs) status = build_missing(plan, jobs, num_jobs, &c->generated, c->toolchain->name, error);
-    if (shared) release_claim(context, &claim);
+    if (shared) {
+        unclaim_in_cache(context, missing, num_missing);
+        release_claim(context, &claim);
+    }
     for (int32_t i = 0; i < num_jobs && status == LOOM_OK; i++) {
         loom__plan_kernel *kernel = &plan->kernels[jobs[i]->index];
         set_facts(kernel, jobs[i], false);
@@ -891,6 +928,60 @@ static loom_status find_toolchain(loom__construction *c, loom_error *error) {
     return fail_missing(c, first, c->num_missing, "which cannot be asked without NVRTC", error);
 }
 
+/* -- Wisdom ---------------------------------------------------------------------------------------------- */
+
+/* Puts what was measured near the hint, with LOOM_MEASURE for its own class, into the request, for each
+ * target that may be chosen. */
+static loom_status ask_wisdom(loom__construction *c, const loom_plan_desc *desc, loom__request *request,
+                              loom_error *error) {
+    loom_plan *plan = c->plan;
+    loom_context *context = plan->context;
+    loom__wisdom_entry wanted = {.problem = c->info.text, .class = loom__shape_class_of(&desc->hint)};
+    char digest[33];
+    bool packs_only = desc->flags & LOOM_NO_COMPILE && desc->rigor == LOOM_ESTIMATE;
+    if (desc->device == LOOM_DEVICE_NONE || packs_only) return LOOM_OK;
+    LOOM_TRY(context, loom__wisdom_device(context, plan->device, &plan->arena, &wanted, error));
+    LOOM_TRY(context, loom__generator_digest(context, digest, error));
+    wanted.generator = digest;
+    for (int32_t i = 0; i < LOOM__NUM_TARGETS; i++) {
+        wanted.target = loom__target_names[i];
+        if (request->target && strcmp(request->target, wanted.target)) continue;
+        for (loom_pass pass = LOOM_FORWARD; pass <= (c->info.backward ? LOOM_BACKWARD : LOOM_FORWARD);
+             pass++) {
+            wanted.pass = pass;
+            const loom__wisdom_entry *found =
+                loom__wisdom_find(context, &wanted, desc->rigor == LOOM_MEASURE ? 0 : LOOM__WISDOM_NEAR);
+            request->measured[i][pass] = found ? found->schedule : NULL;
+        }
+    }
+    return LOOM_OK;
+}
+
+/* Whether a pass has the schedule that was asked for, or what wisdom said. */
+static bool is_measured(const loom__request *request, const char *target, loom_pass pass,
+                        const char *schedule) {
+    const char *forced = pass == LOOM_BACKWARD ? request->schedule_backward : request->schedule;
+    const char *measured = NULL;
+    for (int32_t i = 0; i < LOOM__NUM_TARGETS; i++) {
+        if (strcmp(loom__target_names[i], target) == 0) measured = request->measured[i][pass];
+    }
+    return forced || (measured && strcmp(measured, schedule) == 0);
+}
+
+static loom_status need_wisdom(const loom__construction *c, const loom__request *request, loom_error *error) {
+    const loom__generated *g = &c->generated;
+    bool forward = is_measured(request, g->target, LOOM_FORWARD, g->schedule);
+    bool backward = !c->info.backward || is_measured(request, g->target, LOOM_BACKWARD, g->schedule_backward);
+    if (forward && backward) return LOOM_OK;
+    loom__shape_class class = loom__shape_class_of(&request->hint);
+    return loom__fail(error, LOOM_NOT_FOUND, "desc.rigor",
+                      "no wisdom near rows=%lld queries=%lld keys=%lld for the %s of target %s on %s, and "
+                      "LOOM_WISDOM_ONLY takes nothing else; `attnloom tune` measures the problem\n    %s",
+                      (long long)class.rows, (long long)class.queries, (long long)class.keys,
+                      forward ? "backward" : "forward", g->target,
+                      c->plan->device ? c->plan->device->name : "the host", g->problem);
+}
+
 /* -- Plans ----------------------------------------------------------------------------------------------- */
 
 static const char *keep(loom__arena *arena, const char *text) {
@@ -928,10 +1019,12 @@ static loom_status describe(loom__construction *c, const loom_plan_desc *desc, l
     LOOM_TRY(context, make_request(context, desc, &request, &plan->device, error));
     loom_status known = loom__problem_query(context, desc->problem, &plan->arena, &c->info, error);
     if (known != LOOM_OK && known != LOOM_NOT_FOUND) return known;
+    if (known == LOOM_OK) LOOM_TRY(context, ask_wisdom(c, desc, &request, error));
     /* Where no pack has the problem, this says what a manifest lacks for it. */
     loom_status found = loom__generator_plan(context, &request, &plan->arena, generated, &refusal);
     if (known == LOOM_NOT_FOUND) return forward(&refusal, error);
     if (found != LOOM_OK && found != LOOM_NOT_FOUND) return forward(&refusal, error);
+    if (desc->rigor != LOOM_ESTIMATE && found == LOOM_OK) LOOM_TRY(context, need_wisdom(c, &request, error));
     if (found == LOOM_OK) LOOM_TRY(context, look_into_packs(c, error));
     if ((found == LOOM_NOT_FOUND || c->num_missing) && plan->device)
         LOOM_TRY(context, take_older_arch(c, &request, error));
@@ -1041,12 +1134,72 @@ static loom_status begin(loom_context *context, const loom_plan_desc *desc, loom
     return status;
 }
 
-loom_status loom_plan_create(loom_context *context, const loom_plan_desc *desc, loom_plan **plan,
+/* A plan without LOOM_MEASURE. Where wisdom would have it compiled and there is no compiler, packs may have
+ * what the model chooses, as with LOOM_NO_COMPILE. */
+static loom_status begin_estimated(loom_context *context, const loom_plan_desc *desc, loom_plan **plan,
+                                   loom_error *error) {
+    loom_status status = begin(context, desc, plan, error);
+    if (status != LOOM_COMPILE || desc->rigor != LOOM_ESTIMATE || !context->packs) return status;
+    loom_plan_desc packed = *desc;
+    packed.flags |= LOOM_NO_COMPILE;
+    return begin(context, &packed, plan, NULL) == LOOM_OK ? LOOM_OK : status;
+}
+
+/* -- Measuring ------------------------------------------------------------------------------------------- */
+
+/* Times the passes that have no wisdom yet and whose schedule is not asked for. */
+static loom_status measure(loom_context *context, const loom_plan_desc *desc, loom_error *error) {
+    loom__arena arena = {&context->memory, NULL};
+    loom__problem_info info;
+    loom__tune_options options = {.seconds =
+                                      desc->measure_seconds > 0 ? desc->measure_seconds : LOOM__TUNE_SECONDS,
+                                  .only_unknown = true};
+    loom_status status = loom__problem_query(context, desc->problem, &arena, &info, error);
+    for (loom_pass pass = LOOM_FORWARD; !status && pass <= (info.backward ? LOOM_BACKWARD : LOOM_FORWARD);
+         pass++) {
+        loom__tuning tuning;
+        bool forced = pass == LOOM_BACKWARD ? desc->schedule_backward || context->schedule_backward
+                                            : desc->schedule || context->schedule;
+        if (!forced) status = loom__tune(context, desc, pass, &options, &arena, &tuning, error);
+    }
+    loom__arena_free(&arena);
+    return status;
+}
+
+/* A plan with LOOM_MEASURE. Threads that ask for one at once follow each other, and the first measures for
+ * all. */
+static loom_status begin_measured(loom_context *context, const loom_plan_desc *desc, loom_plan **plan,
+                                  loom_error *error) {
+    loom_error missing = LOOM_ERROR_INIT;
+    loom_plan_desc estimate = *desc;
+    estimate.rigor = LOOM_ESTIMATE;
+    pthread_mutex_lock(&context->tuning);
+    loom_status status = begin(context, desc, plan, &missing);
+    bool unknown = status == LOOM_NOT_FOUND && strcmp(missing.field, "desc.rigor") == 0;
+    if (unknown) status = measure(context, desc, error);
+    pthread_mutex_unlock(&context->tuning);
+    if (unknown && status == LOOM_OK) return begin(context, &estimate, plan, error);
+    if (!unknown && status != LOOM_OK && error && error->size >= sizeof *error) *error = missing;
+    return status;
+}
+
+loom_status loom_plan_create(loom_context *context, const loom_plan_desc *given, loom_plan **plan,
                              loom_error *error) {
+    static const size_t FIRST_BYTES = offsetof(loom_plan_desc, measure_seconds); /* of the first header */
+    loom_plan_desc own = LOOM_PLAN_DESC_INIT;
+    const loom_plan_desc *desc = given;
     loom_plan *made = NULL;
     loom_status status = LOOM_OK;
     if (plan) *plan = NULL;
-    LOOM_TRY(NULL, begin(context, desc, plan ? &made : NULL, error));
+    if (given && given->size >= FIRST_BYTES && given->size < sizeof own) {
+        memcpy(&own, given, FIRST_BYTES);
+        own.size = sizeof own;
+        desc = &own;
+    }
+    if (desc && desc->size >= sizeof own && desc->rigor == LOOM_MEASURE && context && plan)
+        LOOM_TRY(context, begin_measured(context, desc, &made, error));
+    else
+        LOOM_TRY(context, begin_estimated(context, desc, plan ? &made : NULL, error));
     loom__construction *c = made->construction;
     if (desc->flags & LOOM_ASYNC) {
         status = start_async(c, error);

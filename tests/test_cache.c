@@ -13,8 +13,10 @@ enum { NOBODY = 65534 };
 
 /* One plan of one kernel: made, launched, destroyed. Returns whether it came from the cache; its folder goes
  * to `entry`. */
+static const loom__hooks *weave_hooks;
+
 static bool weave(char *entry) {
-    loom_context *context = rig_context(NULL);
+    loom_context *context = rig_context(weave_hooks);
     loom_plan *plan = rig_plan(context, "fp32");
     loom_kernel kernel = rig_kernel(plan, 0);
     if (entry) strcpy(entry, kernel.entry);
@@ -298,9 +300,68 @@ static void test_killed(void **state) {
     assert_int_equal(access(rig_path("started"), F_OK), 0);
     assert_int_equal(kill(-child, SIGSTOP), 0);
     unsetenv("CC");
+    static const loom__hooks IMPATIENT = {.claim_seconds = 0.2};
+    weave_hooks = &IMPATIENT;
     assert_false(weave(NULL));
+    weave_hooks = NULL;
     assert_int_equal(kill(-child, SIGKILL), 0);
     assert_int_equal(status_of(child), 128 + SIGKILL);
+    assert_true(weave(NULL));
+}
+
+/* A compiler that notes each kernel it compiles, and takes a while. */
+static void counting_compiler(void) {
+    char script[900];
+    snprintf(script, sizeof script,
+             "#!/bin/sh\ncase \"$*\" in *kernel.c*) echo x >>'%s'; sleep 0.3;; esac\nexec cc \"$@\"\n",
+             rig_path("compiles"));
+    rig_write(rig_path("counting-cc"), script);
+    assert_int_equal(chmod(rig_path("counting-cc"), 0700), 0);
+    setenv("CC", rig_path("counting-cc"), 1);
+}
+
+static int count_compiles(void) {
+    char text[256] = "";
+    FILE *file = fopen(rig_path("compiles"), "rb");
+    if (!file) return 0;
+    size_t length = fread(text, 1, sizeof text - 1, file);
+    fclose(file);
+    text[length] = 0;
+    return rig_count(text, "x\n");
+}
+
+/* Processes that want one kernel at once: one compiles it, the others wait for that. Where it is killed while
+ * it compiles another one does, at once. */
+static void test_processes_compile_once(void **state) {
+    (void)state;
+    enum { PROCESSES = 6 };
+    pid_t children[PROCESSES];
+    counting_compiler();
+    for (int i = 0; i < PROCESSES; i++) {
+        children[i] = fork();
+        if (children[i] == 0) _exit(weave_quietly());
+    }
+    for (int i = 0; i < PROCESSES; i++) assert_int_equal(status_of(children[i]), 0);
+    assert_int_equal(count_compiles(), 1);
+    assert_int_equal(count_names(rig_path("cache"), ".claim-"), 0);
+
+    rig_remove_tree(rig_path("cache"));
+    unlink(rig_path("compiles"));
+    for (int i = 0; i < 2; i++) {
+        children[i] = fork();
+        if (children[i] == 0) {
+            setpgid(0, 0);
+            _exit(weave_quietly());
+        }
+        setpgid(children[i], children[i]);
+        for (int wait = 0; i == 0 && wait < 1000 && count_compiles() == 0; wait++) usleep(5000);
+    }
+    assert_int_equal(count_compiles(), 1);
+    assert_int_equal(kill(-children[0], SIGKILL), 0);
+    assert_int_equal(status_of(children[0]), 128 + SIGKILL);
+    assert_int_equal(status_of(children[1]), 0);
+    assert_int_equal(count_compiles(), 2);
+    unsetenv("CC");
     assert_true(weave(NULL));
 }
 
@@ -311,11 +372,13 @@ static void test_leftovers(void **state) {
     assert_int_equal(mkdir(rig_path("cache"), 0700), 0);
     assert_int_equal(mkdir(rig_path("cache/.staging-1-dead"), 0700), 0);
     rig_write(rig_path("cache/.staging-1-dead/kernel.so"), "half");
+    rig_write(rig_path("cache/.claim-dead"), "");
     assert_int_equal(mkdir(rig_path("cache/.staging-2-alive"), 0700), 0);
     int alive = open(rig_path("cache/.staging-2-alive"), O_RDONLY | O_DIRECTORY);
     assert_int_equal(flock(alive, LOCK_EX), 0);
     assert_false(weave(NULL));
     assert_int_equal(access(rig_path("cache/.staging-1-dead"), F_OK), -1);
+    assert_int_equal(access(rig_path("cache/.claim-dead"), F_OK), -1);
     assert_int_equal(access(rig_path("cache/.staging-2-alive"), F_OK), 0);
     close(alive);
 }
@@ -629,6 +692,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_does_not_load, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_race, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_killed, rig_setup, rig_teardown),
+        cmocka_unit_test_setup_teardown(test_processes_compile_once, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_leftovers, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_home, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_unusable_folder, rig_setup, rig_teardown),

@@ -110,8 +110,8 @@ static void expect_text(const char *text, const char *part) {
 
 /* -- Help and errors ------------------------------------------------------------------------------------ */
 
-static const char *const COMMANDS[] = {"emit",  "why",  "show", "run",   "check", "compile",
-                                       "bench", "pack", "plan", "cache", "info"};
+static const char *const COMMANDS[] = {"emit", "why",    "show", "run",  "check", "compile", "bench",
+                                       "tune", "wisdom", "pack", "plan", "cache", "info"};
 
 static void help_is_printed(void **state) {
     (void)state;
@@ -182,6 +182,19 @@ static void wrong_usage_is_said(void **state) {
         {{"attnloom", "bench", "--mode", "burst,slow"},
          4,
          "--mode: 'burst,slow': it takes words of burst|sustained"},
+        {{"attnloom", "tune"}, 2, "tune: PROBLEM|MANIFEST is missing"},
+        {{"attnloom", "tune", "bf16 d=64", "--budget", "soon"},
+         5,
+         "--budget: 'soon': it takes seconds or minutes"},
+        {{"attnloom", "tune", "bf16 d=64", "--budget", "0s"},
+         5,
+         "--budget: '0s': it takes seconds or minutes"},
+        {{"attnloom", "tune", "bf16 d=64", "--budget", "5h"},
+         5,
+         "--budget: '5h': it takes seconds or minutes"},
+        {{"attnloom", "wisdom", "print"}, 3, "wisdom: 'print' is not export or import FILE"},
+        {{"attnloom", "wisdom", "import"}, 3, "wisdom: import takes a FILE"},
+        {{"attnloom", "wisdom", "export", "file"}, 4, "wisdom: export takes no FILE"},
         {{"attnloom", "cache"}, 2, "cache: list|verify|clear is missing"},
         {{"attnloom", "cache", "lst"}, 3, "'lst' is not one of list, verify, clear; did you mean list?"},
     };
@@ -1083,6 +1096,215 @@ static void cold_is_timed(void **state) {
     expect_text(got.out, "warm,");
 }
 
+/* -- Tuning --------------------------------------------------------------------------------------------- */
+
+/* The wisdom of the cache folder, "" if there is none. */
+static char *read_wisdom(void) {
+    char path[MAX_PATH];
+    path_in(path, "cache/wisdom1.txt");
+    char *text = read_file(path);
+    return text ? text : "";
+}
+
+static void remove_wisdom(void) {
+    char path[MAX_PATH];
+    path_in(path, "cache/wisdom1.txt");
+    unlink(path);
+}
+
+/* What stands in the first quotes behind `before`. */
+static void quoted_after(const char *text, const char *before, char word[64]) {
+    const char *at = strstr(text, before);
+    if (!at) fail_msg("'%s' is not in:\n%s", before, text);
+    at += strlen(before);
+    snprintf(word, 64, "%.*s", (int)strcspn(at, "\""), at);
+}
+
+/* Forward schedule of a plan from wisdom alone; where there is none "", and stderr says why. */
+static void plan_from_wisdom(const char *problem, int32_t device, loom_shape hint, char schedule[64]) {
+    loom_plan_desc desc = LOOM_PLAN_DESC_INIT;
+    loom_context *context = NULL;
+    loom_plan *plan = NULL;
+    loom_error error = LOOM_ERROR_INIT;
+    desc.problem = problem;
+    desc.device = device;
+    desc.rigor = LOOM_WISDOM_ONLY;
+    desc.hint = hint;
+    loom_status status = loom_context_create(NULL, &context, &error);
+    if (!status) status = loom_plan_create(context, &desc, &plan, &error);
+    if (status) fprintf(stderr, "%s: %s\n", error.field, error.text);
+    bool told = strstr(loom_plan_text(plan, LOOM_TEXT_WHY), "the best that was measured on this device");
+    snprintf(schedule, 64, "%s", told ? loom_plan_text(plan, LOOM_TEXT_SCHEDULE) : "");
+    loom_plan_destroy(plan);
+    loom_context_destroy(context);
+}
+
+static void expect_wisdom(int64_t length, const char *schedule) {
+    char planned[64];
+    plan_from_wisdom("fp32 d=16 causal", LOOM_DEVICE_HOST, (loom_shape){1, 2, 2, length, length}, planned);
+    assert_string_equal(planned, schedule);
+}
+
+#define TUNE(problem, ...)                                                                                   \
+    RUN("tune", problem, "--device", "host", "--shape", "batch=1 heads=2 seq=128", __VA_ARGS__)
+
+static void tune_keeps_the_best(void **state) {
+    (void)state;
+    char best[64], kept[64];
+    remove_wisdom();
+    outcome got = expect(TUNE("fp32 d=16 causal", "--budget", "2m"), 0);
+    expect_text(got.out, "problem fp32 d=16 mask={k <= q}\npass forward target host device \"");
+    expect_text(got.out, " shape batch=1 heads=2:2 seq=128:128 class rows=256 queries=128 keys=128 ");
+    for (int rank = 1; rank <= 5; rank++) {
+        char line[32];
+        snprintf(line, sizeof line, "\nrank %d cost ", rank);
+        assert_int_equal(occurrences(got.out, line), 1);
+    }
+    const char *first = strstr(got.out, "\nrank ");
+    expect_text(first, " gap +0.0% launches ");
+    assert_true(strstr(first, " timed schedule") < strchr(first + 1, '\n'));
+    quoted_after(first, " schedule \"", best);
+    quoted_after(read_wisdom(), " schedule=\"", kept);
+    assert_string_equal(kept, best);
+    expect_text(got.err, "kept as wisdom");
+    expect_text(got.err, best);
+
+    /* Other lengths of the class, near classes, and one that is far. */
+    expect_wisdom(100, best);
+    expect_wisdom(70, best);
+    expect_wisdom(4096, "");
+
+    /* Wisdom of another generator is tried first, though the model has no such candidate. */
+    char foreign[1024], path[MAX_PATH];
+    snprintf(foreign, sizeof foreign, "%s", read_wisdom());
+    memset(strstr(foreign, "generator=") + strlen("generator="), '0', 32);
+    char *schedule = strstr(foreign, "schedule=");
+    snprintf(schedule, sizeof foreign - (size_t)(schedule - foreign),
+             "schedule=\"tile=48x48\" problem=fp32 d=16 mask={k <= q}\n");
+    path_in(path, "cache/wisdom1.txt");
+    write_file(path, foreign);
+    expect_wisdom(128, "");
+    got = expect(TUNE("fp32 d=16 causal", "--budget", "2m"), 0);
+    expect_text(got.out, "\nrank - cost - ms 0.");
+    expect_text(got.out, "schedule \"tile=48x48\"");
+    assert_int_equal(occurrences(read_wisdom(), "\n"), 2);
+}
+
+/* A generator some of whose kernels do not compile, and one of which computes nothing, the fastest of all. */
+static void tune_passes_over_faults(void **state) {
+    (void)state;
+    char command[4 * MAX_PATH], own[MAX_PATH], kept[64];
+    path_in(own, "gen");
+    snprintf(command, sizeof command,
+             "mkdir '%s' && cp -r gen templates '%s' && sed -i 's|^void \\${symbol}(.*|"
+             "_Static_assert(tile_q != 32 \\|\\| tile_k != 32, \"on purpose\");\\n&\\n    if (tile_q == 128) "
+             "return;|' "
+             "'%s/templates/host/forward.c'",
+             own, own, own);
+    assert_int_equal(system(command), 0);
+    setenv("LOOM_GEN_DIR", own, 1);
+    remove_wisdom();
+    outcome got = TUNE("fp32 d=16", "--budget", "2m");
+    unsetenv("LOOM_GEN_DIR");
+    expect(got, 0);
+    const char *wrong = strstr(got.out, "failed schedule \"tile=128x64\" check: its results are wrong: o: ");
+    if (!wrong) fail_msg("no wrong results in:\n%s", got.out);
+    expect_text(got.out, "failed schedule \"tile=32x32\" kernel: cc");
+    assert_int_equal(occurrences(got.out, " failed "), 2);
+    quoted_after(read_wisdom(), " schedule=\"", kept);
+    assert_true(strcmp(kept, "tile=128x64") && strcmp(kept, "tile=32x32"));
+    assert_int_equal(occurrences(read_wisdom(), "\n"), 1);
+
+    /* Without time nothing is timed, and nothing is kept. */
+    remove_wisdom();
+    got = expect(TUNE("fp32 d=16", "--budget", "0.001"), 1);
+    expect_text(got.out, " late schedule ");
+    expect_text(got.err, "nothing is kept");
+    assert_string_equal(read_wisdom(), "");
+}
+
+/* Ctrl-C while it times: what was timed is kept. */
+static void tune_can_be_interrupted(void **state) {
+    (void)state;
+    char err[MAX_PATH];
+    char *words[] = {
+        "attnloom", "tune", "fp32 d=64", "--device", "host", "--shape", "batch=1 heads=8 seq=1024"};
+    int status = 0;
+    path_in(err, "tune-stderr");
+    remove_wisdom();
+    fflush(NULL);
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        char out[MAX_PATH];
+        become_plain();
+        path_in(out, "tune-stdout");
+        setenv("LOOM_LOG", "3", 1);
+        if (!freopen(out, "wb", stdout) || !freopen(err, "wb", stderr)) _exit(99);
+        exit(loom__cli_main(7, words));
+    }
+    for (int i = 0; i < 6000; i++) {
+        char *text = read_file(err);
+        if (text && strstr(text, "tune schedule=")) break;
+        nanosleep(&(struct timespec){0, 10000000}, NULL);
+    }
+    kill(child, SIGINT);
+    assert_int_equal(waitpid(child, &status, 0), child);
+    char *text = read_file(err);
+    if (!WIFEXITED(status) || WEXITSTATUS(status)) fail_msg("status %x\n%s", status, text);
+    expect_text(text, "interrupted: what was timed is kept");
+    path_in(err, "tune-stdout");
+    text = read_file(err);
+    assert_int_equal(occurrences(text, "launches 30 "), 0);
+    assert_int_equal(occurrences(read_wisdom(), "\n"), 1);
+    expect_text(read_wisdom(), " problem=fp32 d=64\n");
+}
+
+#define WISDOM_LINE(ns, schedule)                                                                            \
+    "wisdom1 device=\"Elsewhere\" units=8 target=mma pass=forward rows=4 queries=4 keys=64 ns=" ns           \
+    " generator=0123456789abcdef0123456789abcdef schedule=\"" schedule "\" problem=bf16 d=64\n"
+
+static void wisdom_is_merged(void **state) {
+    (void)state;
+    char path[MAX_PATH], said[MAX_PATH + 64];
+    path_in(path, "some.wisdom");
+    remove_wisdom();
+    assert_string_equal(expect(RUN("wisdom", "export"), 0).out, "");
+    write_file(path, "# elsewhere\n" WISDOM_LINE("50", "tile=2") WISDOM_LINE("40", "tile=1"));
+    outcome got = expect(RUN("wisdom", "import", path), 0);
+    expect_text(got.err, "2 entries taken, 0 lines refused");
+    got = expect(RUN("wisdom", "export"), 0);
+    assert_string_equal(got.out, WISDOM_LINE("40", "tile=1"));
+    assert_string_equal(read_wisdom(), got.out);
+    /* Each of many refused lines is told, and the good one behind them is taken. */
+    FILE *file = fopen(path, "wb");
+    for (int i = 0; i < 200; i++) fputs("wisdom1 pass=sideways\n", file);
+    fputs(WISDOM_LINE("30", "tile=3"), file);
+    fclose(file);
+    got = expect(RUN("wisdom", "import", path), 1);
+    assert_int_equal(occurrences(got.err, ": pass: 'sideways' is not forward or backward\n"), 200);
+    snprintf(said, sizeof said, "%s:200: pass:", path);
+    expect_text(got.err, said);
+    expect_text(got.err, "1 entries taken, 200 lines refused");
+    assert_string_equal(expect(RUN("wisdom", "export"), 0).out, WISDOM_LINE("30", "tile=3"));
+    expect_text(expect(RUN("wisdom", "import", "/nowhere"), 1).err, "/nowhere");
+}
+
+static void tune_takes_a_manifest(void **state) {
+    (void)state;
+    char manifest[MAX_PATH];
+    path_in(manifest, "tune.lua");
+    write_file(manifest, "return {{'fp32 d=16 causal', hint = {seq_q = 64, seq_k = 64}},\n"
+                         "        'fp32 d=16 mask={ids[q] == ids[k]} params={ids: i32[seq_k]}'}\n");
+    remove_wisdom();
+    outcome got = expect(TUNE(manifest, "--budget", "60"), 0);
+    expect_text(got.out, "shape batch=1 heads=2:2 seq=64:64 class rows=128 queries=64 keys=64 ");
+    expect_text(got.out, "problem fp32 d=16 mask={ids[q] == ids[k]} params={ids: i32[seq_k]}\n");
+    assert_int_equal(occurrences(read_wisdom(), "\n"), 2);
+    assert_int_equal(occurrences(read_wisdom(), "keys=128 "), 1);
+    expect_text(expect(TUNE("/nowhere/kernels.lua", "--budget", "60"), 1).err, "/nowhere/kernels.lua");
+}
+
 /* -- On a GPU ------------------------------------------------------------------------------------------- */
 
 static void gpu_run_computes(void **state) {
@@ -1168,6 +1390,33 @@ static void gpu_takes_a_pack(void **state) {
     assert_int_equal(status, 0);
 }
 
+static void gpu_tunes(void **state) {
+    (void)state;
+    remove_wisdom();
+    double start = loom__now();
+    outcome got = expect(RUN("tune", "bf16 d=64 causal backward", "--device", "0", "--shape",
+                             "batch=4 heads=16:4 seq=2048", "--budget", "60s"),
+                         0);
+    printf("%stuned in %.1f s\n", got.out, loom__now() - start);
+    assert_true(loom__now() - start < 70); /* what has begun is not cut short */
+    assert_true(occurrences(got.out, " gap +0.0% ") >= 2);
+    assert_int_equal(occurrences(read_wisdom(), "\n"), 2);
+    expect_text(read_wisdom(), " pass=backward rows=131072 queries=1024 keys=2048 ");
+    char kept[64];
+    int status = -1;
+    quoted_after(strstr(read_wisdom(), " pass=forward "), " schedule=\"", kept);
+    fflush(NULL);
+    pid_t child = fork();
+    if (child == 0) {
+        char planned[64];
+        become_plain();
+        plan_from_wisdom("bf16 d=64 causal backward", 0, (loom_shape){4, 16, 4, 1500, 1500}, planned);
+        _exit(strcmp(planned, kept) != 0);
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
+}
+
 /* Asked in a child: CUDA, once started, is of no use in what is forked after, and every test forks. */
 static bool has_gpu(void) {
     int status = 0;
@@ -1227,9 +1476,14 @@ int main(int argc, char **argv) {
         cmocka_unit_test(bench_prints_csv),
         cmocka_unit_test(schedules_are_swept),
         cmocka_unit_test(cold_is_timed),
+        cmocka_unit_test(tune_keeps_the_best),
+        cmocka_unit_test(tune_passes_over_faults),
+        cmocka_unit_test(tune_can_be_interrupted),
+        cmocka_unit_test(tune_takes_a_manifest),
+        cmocka_unit_test(wisdom_is_merged),
     };
     const struct CMUnitTest gpu[] = {cmocka_unit_test(gpu_run_computes), cmocka_unit_test(gpu_bench),
-                                     cmocka_unit_test(gpu_takes_a_pack)};
+                                     cmocka_unit_test(gpu_takes_a_pack), cmocka_unit_test(gpu_tunes)};
     char cache[MAX_PATH + 8];
     const char *temporary = getenv("TMPDIR");
     snprintf(folder, sizeof folder, "%s/attnloom-cli-XXXXXX", temporary && *temporary ? temporary : "/tmp");

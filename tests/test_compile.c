@@ -216,7 +216,7 @@ static void test_cuda_refusals(void **state) {
         "nvrtc 12.4 serialises the wgmma of the kernel forward-any|:\nptxas info    : (C7512) Potential|"
         "in the function 'forward'\n(source and whole output: ",
         plan_for(context, "bf16 serialised", "sm_90", &plan, &error));
-    assert_int_equal(access(rig_path("cache"), F_OK), -1); /* nothing was stored */
+    assert_int_equal(rmdir(rig_path("cache")), 0); /* it is empty: nothing was stored */
     loom_context_destroy(context);
 
     setenv("LOOM_NVRTC_OPTS", "nonsense", 1);
@@ -282,7 +282,7 @@ static void test_host_lies(void **state) {
                      host_plan(context, "fp32", &plan, &error));
         loom_context_destroy(context);
     }
-    assert_int_equal(access(rig_path("cache"), F_OK), -1);
+    assert_int_equal(rmdir(rig_path("cache")), 0); /* it is empty */
 }
 
 static void test_host_facts(void **state) {

@@ -507,8 +507,15 @@ static void test_descriptions(void **state) {
     BAD(desc.problem = "refused", LOOM_INVALID, "problem.words", "refused");
     BAD(desc.device = 2, LOOM_INVALID, "desc.device", "device is 2|2 device(s)");
     BAD(desc.device = -3, LOOM_INVALID, "desc.device", "device is -3");
-    BAD(desc.rigor = LOOM_MEASURE, LOOM_UNSUPPORTED, "desc.rigor", "LOOM_MEASURE is not built yet");
-    BAD(desc.rigor = LOOM_WISDOM_ONLY, LOOM_UNSUPPORTED, "desc.rigor", "LOOM_WISDOM_ONLY is not built yet");
+    BAD((desc.rigor = LOOM_MEASURE, desc.flags = LOOM_ASYNC), LOOM_INVALID, "desc.flags",
+        "flags are 0x2|LOOM_MEASURE");
+    BAD((desc.rigor = LOOM_MEASURE, desc.flags = LOOM_NO_COMPILE), LOOM_INVALID, "desc.flags",
+        "flags are 0x1");
+    BAD((desc.rigor = LOOM_MEASURE, desc.device = LOOM_DEVICE_NONE, desc.arch = "sm_80"), LOOM_INVALID,
+        "desc.rigor", "LOOM_MEASURE needs a device");
+    BAD(desc.measure_seconds = -1, LOOM_INVALID, "desc.measure_seconds", "measure_seconds is -1");
+    BAD(desc.measure_seconds = NAN, LOOM_INVALID, "desc.measure_seconds", "0 or more");
+    BAD(desc.rigor = LOOM_WISDOM_ONLY, LOOM_NOT_FOUND, "desc.rigor", "no wisdom near");
     BAD(desc.rigor = 9, LOOM_INVALID, "desc.rigor", "rigor is 9");
     BAD(desc.flags = 6, LOOM_INVALID, "desc.flags", "0x6");
     BAD(desc.alignment = 12, LOOM_INVALID, "desc.alignment", "alignment is 12|power of two");

@@ -7,6 +7,7 @@
 #include "pack.h"
 #include "plan.h"
 #include "record.h"
+#include "wisdom.h"
 
 static loom_status plan_on_device(loom_context *context, const char *problem, uint32_t flags,
                                   loom_plan **plan, loom_error *error) {
@@ -711,6 +712,41 @@ static void test_does_not_load(void **state) {
     loom_context_destroy(context);
 }
 
+/* Wisdom does not take from a machine without a compiler what its packs have. */
+static void test_wisdom_without_compiler(void **state) {
+    (void)state;
+    static const wanted LIST[] = {{"bf16", "sm_90"}, {NULL, NULL}};
+    const char *path = pack_file(LIST);
+    loom_context *context = context_for(9, 0);
+    loom_plan *plan = NULL;
+    loom_error error = LOOM_ERROR_INIT;
+    char digest[33];
+    assert_ok(error, loom_context_add_pack(context, path, NULL, 0, &error));
+    assert_ok(error, loom__generator_digest(context, digest, &error));
+    const loom__wisdom_entry entry = {.device = "Test 0",
+                                      .units = 100,
+                                      .problem = "bf16",
+                                      .target = "mma",
+                                      .class = {1 << 18, 1024, 2048},
+                                      .generator = digest,
+                                      .ns = 1,
+                                      .schedule = "tile=40"};
+    assert_ok(error, loom__wisdom_learn(context, &entry, &error));
+    assert_ok(error, plan_on_device(context, "bf16", 0, &plan, &error));
+    assert_string_equal(loom_plan_text(plan, LOOM_TEXT_SCHEDULE), "tile=40");
+    loom_plan_destroy(plan);
+    rig_remove_tree(rig_path("cache"));
+    context->nvrtc.status = LOOM_COMPILE; /* as if the search had found none */
+    loom__fail(&context->nvrtc.failure, LOOM_COMPILE, "nvrtc", "there is no NVRTC");
+    assert_ok(error, plan_on_device(context, "bf16", 0, &plan, &error));
+    assert_string_equal(loom_plan_text(plan, LOOM_TEXT_SCHEDULE), "tile=4");
+    assert_true(rig_kernel(plan, 0).pack[0] != 0);
+    loom_plan_destroy(plan);
+    assert_fails(error, LOOM_COMPILE, "nvrtc", "there is no NVRTC",
+                 plan_on_device(context, "bf16 backward", 0, &plan, &error));
+    loom_context_destroy(context);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_what_is_written_is_read, rig_setup, rig_teardown),
@@ -731,6 +767,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_missing, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_older_arch, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_does_not_load, rig_setup, rig_teardown),
+        cmocka_unit_test_setup_teardown(test_wisdom_without_compiler, rig_setup, rig_teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -300,6 +300,20 @@ static void test_missing(void **state) {
         desc.problem = "bf16 d=80"; /* that no pack has */
     }
     loom_context_destroy(context);
+
+    /* Nothing is timed without compilers, and packs have no schedule by wisdom. */
+    context = context_for(8, 0);
+    assert_ok(error, loom_context_add_pack(context, path, NULL, 0, &error));
+    desc.problem = "bf16 d=64 causal";
+    desc.device = 0;
+    desc.rigor = LOOM_MEASURE;
+    assert_fails(error, LOOM_COMPILE, "library", "ATTNLOOM_RUNTIME_ONLY",
+                 loom_plan_create(context, &desc, &plan, &error));
+    desc.rigor = LOOM_WISDOM_ONLY;
+    assert_fails(error, LOOM_NOT_FOUND, "desc.rigor", "no wisdom near",
+                 loom_plan_create(context, &desc, &plan, &error));
+    assert_null(plan);
+    loom_context_destroy(context);
 }
 
 int main(void) {

@@ -32,7 +32,7 @@ static struct {
     const loom_plan *plan;
     const loom__driver_api *driver;
     const loom__device *device;
-    loom__cli_memory *memory;
+    loom__device_memory *memory;
     job jobs[NUM_JOBS];
     uint64_t expected[NUM_JOBS]; /* digests of a launch that ran alone */
 } all;
@@ -48,7 +48,7 @@ static void check_status(loom_status status, const loom_error *error) {
 static void *device_memory(size_t bytes) {
     loom_error error = LOOM_ERROR_INIT;
     void *data = NULL;
-    check_status(loom__cli_memory_alloc(all.memory, bytes, &data, &error), &error);
+    check_status(loom__device_memory_alloc(all.memory, bytes, &data, &error), &error);
     return data;
 }
 
@@ -62,7 +62,7 @@ static void *noise(size_t count, uint32_t seed) {
         seed = seed * 1664525u + 1013904223u;
         host[i] = (uint16_t)((seed >> 31) << 15 | (0x3e00 + (seed >> 16) % 0x200));
     }
-    check_status(loom__cli_memory_upload(all.memory, data, host, 2 * count, &error), &error);
+    check_status(loom__device_memory_upload(all.memory, data, host, 2 * count, &error), &error);
     free(host);
     return data;
 }
@@ -108,8 +108,9 @@ static uint64_t digest(const job *j) {
     for (int i = 0; i < NUM_OUTPUTS; i++) {
         unsigned char *host = malloc(j->outputs[i].bytes);
         assert_non_null(host);
-        check_status(loom__cli_memory_download(all.memory, host, j->outputs[i].data, j->outputs[i].bytes, &error),
-                     &error);
+        check_status(
+            loom__device_memory_download(all.memory, host, j->outputs[i].data, j->outputs[i].bytes, &error),
+            &error);
         for (size_t at = 0; at < j->outputs[i].bytes; at++) sum = (sum ^ host[at]) * 1099511628211u;
         free(host);
     }
@@ -118,7 +119,7 @@ static uint64_t digest(const job *j) {
 
 static void synchronize(void) {
     loom_error error = LOOM_ERROR_INIT;
-    check_status(loom__cli_memory_sync(all.memory, &error), &error);
+    check_status(loom__device_memory_sync(all.memory, &error), &error);
 }
 
 /* Fills the outputs with 0xff, so that a launch that writes nothing is seen. */
@@ -203,7 +204,7 @@ static int set_up(void **state) {
     all.plan = plan_of(PROBLEM);
     all.driver = rigs.context->driver;
     check_status(loom__device_open(rigs.context, rigs.device, &all.device, &error), &error);
-    check_status(loom__cli_memory_open(rigs.context, rigs.device, &all.memory, &error), &error);
+    check_status(loom__device_memory_open(rigs.context, rigs.device, &all.memory, &error), &error);
     for (int i = 0; i < NUM_JOBS; i++) {
         make_job(&all.jobs[i], 77u * (uint32_t)i);
         spoil(&all.jobs[i]);
@@ -221,7 +222,7 @@ static int tear_down(void **state) {
     check_status(loom__device_enter(rigs.context, all.device, &error), &error);
     for (int i = 0; i < NUM_JOBS; i++) driver_ok(all.driver->stream_destroy(all.jobs[i].stream));
     loom__device_leave(rigs.context);
-    loom__cli_memory_close(all.memory);
+    loom__device_memory_close(all.memory);
     return 0;
 }
 

@@ -14,6 +14,8 @@
 #include <string.h>
 #include <time.h>
 
+#include "tensors.h"
+
 enum { NUM_RUNS = 15, NUM_WARM_UPS = 4, IDLE_MS = 20, SUSTAINED_MS = 300 };
 enum { BURST = 1u, SUSTAINED = 2u };
 enum { FULL = 1u, CAUSAL = 2u };
@@ -86,82 +88,7 @@ static const loom__cli_command COMMAND = {
     .num_options = sizeof OPTIONS / sizeof OPTIONS[0],
 };
 
-/* -- Inputs --------------------------------------------------------------------------------------------- */
-
-/* Normal numbers, made once and laid end to end in every tensor: the length is a prime, so that no row of a
- * tensor repeats at a distance that tiles or heads share. */
-enum { NUM_NORMALS = 1000003 };
-
-static uint64_t next_random(uint64_t *state) {
-    uint64_t z = *state += 0x9e3779b97f4a7c15u; // SplitMix64
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-    return z ^ z >> 31;
-}
-
-static void *make_normals(loom__storage storage) {
-    char *block = malloc((size_t)NUM_NORMALS * loom__storage_bytes(storage));
-    uint64_t state = 1;
-    for (int64_t i = 0; block && i < NUM_NORMALS; i++) {
-        double u = (double)((next_random(&state) >> 11) + 1) * 0x1p-53,
-               angle = (double)(next_random(&state) >> 11) * 0x1p-53;
-        loom__element_set(block, storage, i, (float)(sqrt(-2 * log(u)) * cos(6.283185307179586 * angle)));
-    }
-    return block;
-}
-
-/* Fills device memory with the block, begun at item `start`. */
-static loom_status fill(loom__cli_memory *memory, void *data, int64_t num_items, const char *block,
-                        int64_t start, size_t item_bytes, loom_error *error) {
-    for (int64_t done = 0; done < num_items;) {
-        int64_t count = NUM_NORMALS - start < num_items - done ? NUM_NORMALS - start : num_items - done;
-        LOOM_TRY(NULL, loom__cli_memory_upload(memory, (char *)data + (size_t)done * item_bytes,
-                                               block + (size_t)start * item_bytes, (size_t)count * item_bytes,
-                                               error));
-        done += count;
-        start = 0;
-    }
-    return LOOM_OK;
-}
-
-/* Gives args dense tensors of a problem and shape, inputs filled. */
-static loom_status make_tensors(loom__cli_cell *cell, loom_error *error) {
-    const loom_shape *s = &cell->shape;
-    loom__storage storage = cell->facts->dtype;
-    size_t item_bytes = loom__storage_bytes(storage);
-    int64_t d = cell->facts->d, dv = cell->facts->dv;
-    int64_t rows_q = s->batch * s->seq_q * s->heads_q, rows_k = s->batch * s->seq_k * s->heads_kv;
-    loom_args *args = &cell->args;
-    const struct {
-        loom_tensor *tensor;
-        int64_t rows, seq, heads, dim;
-        bool input, backward;
-    } list[] = {{&args->q, rows_q, s->seq_q, s->heads_q, d, true, false},
-                {&args->k, rows_k, s->seq_k, s->heads_kv, d, true, false},
-                {&args->v, rows_k, s->seq_k, s->heads_kv, dv, true, false},
-                {&args->o, rows_q, s->seq_q, s->heads_q, dv, false, false},
-                {&args->dout, rows_q, s->seq_q, s->heads_q, dv, true, true},
-                {&args->dq, rows_q, s->seq_q, s->heads_q, d, false, true},
-                {&args->dk, rows_k, s->seq_k, s->heads_kv, d, false, true},
-                {&args->dv, rows_k, s->seq_k, s->heads_kv, dv, false, true}};
-    char *block = make_normals(storage);
-    loom_status status = LOOM_OK;
-    void *data = NULL;
-    if (!block) return loom__fail(error, LOOM_MEMORY, "bench", "no memory for %d numbers", NUM_NORMALS);
-    for (size_t i = 0; i < sizeof list / sizeof list[0] && !status; i++) {
-        int64_t items = list[i].rows * list[i].dim;
-        if (list[i].backward && !cell->facts->backward) continue;
-        status = loom__cli_memory_alloc(cell->memory, (size_t)items * item_bytes, &data, error);
-        *list[i].tensor = loom_dense(data, list[i].seq, list[i].heads, list[i].dim);
-        if (!status && list[i].input)
-            status =
-                fill(cell->memory, data, items, block, (int64_t)i * (NUM_NORMALS / 7), item_bytes, error);
-    }
-    free(block);
-    if (!status) status = loom__cli_memory_alloc(cell->memory, (size_t)rows_q * sizeof(float), &data, error);
-    args->lse = loom_dense_lse(data, s->heads_q, s->seq_q);
-    return status;
-}
+/* -- A cell --------------------------------------------------------------------------------------------- */
 
 loom_status loom__cli_cell_open(loom_context *context, const char *problem, const loom_plan_desc *desc,
                                 const loom__cli_texts *params, loom__cli_cell *cell, loom_error *error) {
@@ -173,15 +100,15 @@ loom_status loom__cli_cell_open(loom_context *context, const char *problem, cons
     LOOM_TRY(NULL, loom__cli_params_read(&cell->params, cell->facts, &cell->shape, params, error));
     LOOM_TRY(NULL, loom__cli_plan_create_quietly(context, &own, &cell->plan, error));
     cell->device = own.device;
-    LOOM_TRY(NULL, loom__cli_memory_open(context, own.device, &cell->memory, error));
+    LOOM_TRY(NULL, loom__device_memory_open(context, own.device, &cell->memory, error));
     LOOM_TRY(NULL, loom__cli_params_upload(&cell->params, cell->facts, cell->memory, error));
     cell->args.params = cell->params.items;
     cell->args.num_params = cell->facts->num_params;
-    return make_tensors(cell, error);
+    return loom__tensors_make(cell->memory, cell->facts, &cell->args, error);
 }
 
 void loom__cli_cell_close(loom__cli_cell *cell) {
-    loom__cli_memory_close(cell->memory);
+    loom__device_memory_close(cell->memory);
     loom_plan_destroy(cell->plan);
     loom__cli_params_free(&cell->params);
     loom__reference_destroy(cell->facts);
@@ -196,14 +123,14 @@ loom_status loom__cli_cell_workspace(loom__cli_cell *cell, loom_pass pass, loom_
     if (bytes <= cell->args.workspace_bytes) return LOOM_OK;
     cell->args.workspace = NULL;
     cell->args.workspace_bytes = bytes;
-    return bytes ? loom__cli_memory_alloc(cell->memory, bytes, &cell->args.workspace, error) : LOOM_OK;
+    return bytes ? loom__device_memory_alloc(cell->memory, bytes, &cell->args.workspace, error) : LOOM_OK;
 }
 
 loom_status loom__cli_cell_prepare(loom__cli_cell *cell, loom_error *error) {
     size_t bytes = 0;
     LOOM_TRY(NULL, loom_prepared_bytes(cell->plan, &cell->args, &bytes, error));
     if (!bytes) return LOOM_OK;
-    LOOM_TRY(NULL, loom__cli_memory_alloc(cell->memory, bytes, &cell->args.prepared, error));
+    LOOM_TRY(NULL, loom__device_memory_alloc(cell->memory, bytes, &cell->args.prepared, error));
     cell->args.prepared_bytes = bytes;
     return loom_prepare(cell->plan, &cell->args, NULL, error);
 }
@@ -223,27 +150,17 @@ static void idle(int32_t ms) {
     nanosleep(&rest, NULL);
 }
 
-static int compare_doubles(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-double loom__cli_median(double *values, int32_t num) {
-    qsort(values, (size_t)num, sizeof *values, compare_doubles);
-    return values[num / 2];
-}
-
 /* Milliseconds of num launches, one by one. */
 static loom_status time_launches(loom__cli_cell *cell, int32_t what, int32_t num, double *ms,
                                  loom_error *error) {
     for (int32_t i = 0; i < num; i++) {
-        LOOM_TRY(NULL, loom__cli_memory_mark(cell->memory, 2 * i, error));
+        LOOM_TRY(NULL, loom__device_memory_mark(cell->memory, 2 * i, error));
         LOOM_TRY(NULL, run_timed(cell, what, error));
-        LOOM_TRY(NULL, loom__cli_memory_mark(cell->memory, 2 * i + 1, error));
+        LOOM_TRY(NULL, loom__device_memory_mark(cell->memory, 2 * i + 1, error));
     }
-    LOOM_TRY(NULL, loom__cli_memory_sync(cell->memory, error));
+    LOOM_TRY(NULL, loom__device_memory_sync(cell->memory, error));
     for (int32_t i = 0; i < num; i++)
-        LOOM_TRY(NULL, loom__cli_memory_elapsed(cell->memory, 2 * i, 2 * i + 1, &ms[i], error));
+        LOOM_TRY(NULL, loom__device_memory_elapsed(cell->memory, 2 * i, 2 * i + 1, &ms[i], error));
     return LOOM_OK;
 }
 
@@ -252,7 +169,7 @@ static loom_status time_cell(loom__cli_cell *cell, int32_t what, uint32_t mode, 
     double ms[NUM_RUNS];
     int32_t warm_ups = NUM_WARM_UPS;
     LOOM_TRY(NULL, run_timed(cell, what, error));
-    LOOM_TRY(NULL, loom__cli_memory_sync(cell->memory, error));
+    LOOM_TRY(NULL, loom__device_memory_sync(cell->memory, error));
     if (mode == BURST) {
         idle(IDLE_MS);
     } else {
@@ -262,7 +179,7 @@ static loom_status time_cell(loom__cli_cell *cell, int32_t what, uint32_t mode, 
     }
     for (int32_t i = 0; i < warm_ups; i++) LOOM_TRY(NULL, run_timed(cell, what, error));
     LOOM_TRY(NULL, time_launches(cell, what, NUM_RUNS, ms, error));
-    *median = loom__cli_median(ms, NUM_RUNS);
+    *median = loom__median(ms, NUM_RUNS);
     return LOOM_OK;
 }
 

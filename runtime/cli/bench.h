@@ -21,7 +21,7 @@ typedef struct loom__cli_cell {
     loom__cli_params params;
     loom_plan *plan;
     int32_t device; /* that the plan is for */
-    loom__cli_memory *memory;
+    loom__device_memory *memory;
     loom_shape shape;
     loom_args args;
 } loom__cli_cell;
@@ -39,9 +39,6 @@ loom_status loom__cli_cell_launch(const loom__cli_cell *cell, loom_pass pass, lo
 
 /* Gives the cell what the mask needs prepared, if anything, for all launches from then on. */
 loom_status loom__cli_cell_prepare(loom__cli_cell *cell, loom_error *error);
-
-/* Sorts the values; num is odd. */
-double loom__cli_median(double *values, int32_t num);
 
 /* --launch-cost and --cold: print their own lines. */
 loom_status loom__cli_bench_launch(const loom__cli_bench_values *values, loom_context *context,

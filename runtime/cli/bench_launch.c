@@ -102,7 +102,7 @@ static loom_status time_pass(loom__cli_cell *cell, loom_pass pass, double *libra
     LOOM_TRY(NULL, note_calls(cell, pass, error));
     for (int32_t i = 0; i < 2 * NUM_BATCHES; i++) {
         bool bare = i % 2;
-        LOOM_TRY(NULL, loom__cli_memory_sync(cell->memory, error));
+        LOOM_TRY(NULL, loom__device_memory_sync(cell->memory, error));
         double start = loom__now();
         for (int32_t j = 0; j < BATCH_LAUNCHES; j++) {
             loom_status status =
@@ -111,9 +111,9 @@ static loom_status time_pass(loom__cli_cell *cell, loom_pass pass, double *libra
         }
         us[bare][i / 2] = (loom__now() - start) * 1e6 / BATCH_LAUNCHES;
     }
-    *library_us = loom__cli_median(us[0], NUM_BATCHES);
-    *bare_us = loom__cli_median(us[1], NUM_BATCHES);
-    return loom__cli_memory_sync(cell->memory, error);
+    *library_us = loom__median(us[0], NUM_BATCHES);
+    *bare_us = loom__median(us[1], NUM_BATCHES);
+    return loom__device_memory_sync(cell->memory, error);
 }
 
 loom_status loom__cli_bench_launch(const loom__cli_bench_values *values, loom_context *context,

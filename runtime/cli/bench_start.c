@@ -45,7 +45,7 @@ static loom_status time_starts(const char *folder, loom_plan_desc *desc, loom_er
         LOOM_TRY(NULL, start_once(&options, desc, &context_ms, &plan_ms, error));
         warm[i] = context_ms + plan_ms;
     }
-    printf("warm,%.2f\n", loom__cli_median(warm, NUM_WARM));
+    printf("warm,%.2f\n", loom__median(warm, NUM_WARM));
     return LOOM_OK;
 }
 
@@ -65,7 +65,7 @@ loom_status loom__cli_bench_cold(const loom_plan_desc *desc, loom_error *error) 
     const char *temporary = getenv("TMPDIR");
     char folder[512];
     loom_context *holder = NULL;
-    loom__cli_memory *memory = NULL;
+    loom__device_memory *memory = NULL;
     loom_plan_desc own = *desc;
     int32_t count = 0;
     snprintf(folder, sizeof folder, "%s/attnloom-bench-XXXXXX", temporary && *temporary ? temporary : "/tmp");
@@ -74,10 +74,10 @@ loom_status loom__cli_bench_cold(const loom_plan_desc *desc, loom_error *error) 
     bool host = own.device == LOOM_DEVICE_HOST || (own.target && strcmp(own.target, "host") == 0);
     if (!status && !host && loom__device_count(holder, &count, NULL) == LOOM_OK && count > 0) {
         // Holds the device's CUDA context, so that its creation is in neither time.
-        status = loom__cli_memory_open(holder, own.device >= 0 ? own.device : 0, &memory, error);
+        status = loom__device_memory_open(holder, own.device >= 0 ? own.device : 0, &memory, error);
     }
     if (!status) status = time_starts(folder, &own, error);
-    loom__cli_memory_close(memory);
+    loom__device_memory_close(memory);
     loom_context_destroy(holder);
     remove_folder(folder);
     return status;

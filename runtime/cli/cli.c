@@ -33,6 +33,8 @@ static const struct {
     {"check", loom__cli_check, "compare kernels on random inputs with a float64 reference"},
     {"compile", loom__cli_compile, "compile to a binary for any GPU, without a GPU"},
     {"bench", loom__cli_bench, "time kernels; prints CSV"},
+    {"tune", loom__cli_tune, "time the schedules of a problem here, and keep the best as wisdom for plans"},
+    {"wisdom", loom__cli_wisdom, "print what was tuned here, or take over what was tuned elsewhere"},
     {"pack", loom__cli_pack, "build the kernels of a manifest ahead of time, without a GPU, into one file"},
     {"plan", loom__cli_plan, "compile the kernels of a manifest into the cache here, or say what is missing"},
     {"cache", loom__cli_cache, "list, verify or clear the compiled kernels on disk"},

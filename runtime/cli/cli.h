@@ -209,6 +209,8 @@ int loom__cli_run(int argc, char **argv);
 int loom__cli_check(int argc, char **argv);
 int loom__cli_compile(int argc, char **argv);
 int loom__cli_bench(int argc, char **argv);
+int loom__cli_tune(int argc, char **argv);
+int loom__cli_wisdom(int argc, char **argv);
 int loom__cli_cache(int argc, char **argv);
 int loom__cli_pack(int argc, char **argv);
 int loom__cli_plan(int argc, char **argv);

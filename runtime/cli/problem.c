@@ -93,20 +93,20 @@ loom_status loom__cli_params_read(loom__cli_params *params, const loom__referenc
     return LOOM_OK;
 }
 
-loom_status loom__cli_upload_npy(loom__cli_memory *memory, const char *field, loom__npy *file,
+loom_status loom__cli_upload_npy(loom__device_memory *memory, const char *field, loom__npy *file,
                                  loom__storage storage, void **data, loom_error *error) {
     size_t bytes = (size_t)file->num_items * loom__storage_bytes(storage);
     void *host = NULL;
     LOOM_TRY(NULL, loom__npy_convert(field, file, storage, &host, error));
-    loom_status status = loom__cli_memory_alloc(memory, bytes, data, error);
-    if (!status) status = loom__cli_memory_upload(memory, *data, host, bytes, error);
+    loom_status status = loom__device_memory_alloc(memory, bytes, data, error);
+    if (!status) status = loom__device_memory_upload(memory, *data, host, bytes, error);
     free(host);
     loom__npy_free(file);
     return status;
 }
 
 loom_status loom__cli_params_upload(loom__cli_params *params, const loom__reference *facts,
-                                    loom__cli_memory *memory, loom_error *error) {
+                                    loom__device_memory *memory, loom_error *error) {
     for (int32_t slot = 0; slot < facts->num_params; slot++) {
         const loom__param_facts *param = &facts->params[slot];
         void *data = NULL;

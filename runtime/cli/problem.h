@@ -22,11 +22,11 @@ typedef struct loom__cli_params {
 loom_status loom__cli_params_read(loom__cli_params *params, const loom__reference *facts,
                                   const loom_shape *shape, const loom__cli_texts *given, loom_error *error);
 loom_status loom__cli_params_upload(loom__cli_params *params, const loom__reference *facts,
-                                    loom__cli_memory *memory, loom_error *error);
+                                    loom__device_memory *memory, loom_error *error);
 void loom__cli_params_free(loom__cli_params *params);
 
 /* Converts a file to the storage wanted, moves it to new memory of the device, and frees the file's data. */
-loom_status loom__cli_upload_npy(loom__cli_memory *memory, const char *field, loom__npy *file,
+loom_status loom__cli_upload_npy(loom__device_memory *memory, const char *field, loom__npy *file,
                                  loom__storage storage, void **data, loom_error *error);
 
 #endif

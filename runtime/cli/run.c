@@ -106,7 +106,7 @@ typedef struct run {
     loom__npy inputs[NUM_INPUTS];
     loom__cli_params params;
     loom_args args;
-    loom__cli_memory *memory;
+    loom__device_memory *memory;
 } run;
 
 static const char *path_of(const run *r, tensor_name t) {
@@ -187,7 +187,7 @@ static loom_status launch(run *r, const loom_plan *plan, loom_pass pass, loom_er
     size_t bytes = 0;
     LOOM_TRY(NULL, loom_workspace_bytes(plan, pass, &r->args, &bytes, error));
     r->args.workspace = NULL;
-    if (bytes) LOOM_TRY(NULL, loom__cli_memory_alloc(r->memory, bytes, &r->args.workspace, error));
+    if (bytes) LOOM_TRY(NULL, loom__device_memory_alloc(r->memory, bytes, &r->args.workspace, error));
     r->args.workspace_bytes = bytes;
     return pass == LOOM_FORWARD ? loom_forward(plan, &r->args, NULL, error)
                                 : loom_backward(plan, &r->args, NULL, error);
@@ -203,7 +203,7 @@ static loom_status compute(run *r, const loom_plan *plan, loom_error *error) {
         } else {
             if (!is_wanted(r, t)) continue;
             size_t bytes = (size_t)num_items(r, t) * loom__storage_bytes(storage_of(r, t));
-            LOOM_TRY(NULL, loom__cli_memory_alloc(r->memory, bytes, &data, error));
+            LOOM_TRY(NULL, loom__device_memory_alloc(r->memory, bytes, &data, error));
         }
         bind(r, t, data);
     }
@@ -212,7 +212,7 @@ static loom_status compute(run *r, const loom_plan *plan, loom_error *error) {
     r->args.num_params = r->facts->num_params;
     LOOM_TRY(NULL, launch(r, plan, LOOM_FORWARD, error));
     if (r->backward) LOOM_TRY(NULL, launch(r, plan, LOOM_BACKWARD, error));
-    return loom__cli_memory_sync(r->memory, error);
+    return loom__device_memory_sync(r->memory, error);
 }
 
 static loom_status write_tensor(run *r, tensor_name t, loom_error *error) {
@@ -227,7 +227,7 @@ static loom_status write_tensor(run *r, tensor_name t, loom_error *error) {
         status = loom__fail(error, LOOM_MEMORY, TENSORS[t].name, "no memory for %zu bytes", bytes);
         goto out;
     }
-    status = loom__cli_memory_download(r->memory, held, tensor->data, bytes, error);
+    status = loom__device_memory_download(r->memory, held, tensor->data, bytes, error);
     if (status) goto out;
     for (int64_t i = 0; i < file.num_items; i++) floats[i] = loom__element_get(held, storage, i);
     for (int32_t i = 0; i < file.num_dims; i++) file.dims[i] = r->sizes[TENSORS[t].dims[i]];
@@ -278,12 +278,12 @@ static loom_status run_problem(run *r, loom_context *context, const char *proble
                   loom_plan_text(plan, LOOM_TEXT_ARCH),
                   loom_plan_text(plan, r->backward ? LOOM_TEXT_SCHEDULE_BACKWARD : LOOM_TEXT_SCHEDULE));
     loom__cli_progress *progress = loom__cli_progress_start("running");
-    loom_status status = loom__cli_memory_open(context, desc.device, &r->memory, error);
+    loom_status status = loom__device_memory_open(context, desc.device, &r->memory, error);
     if (!status) status = compute(r, plan, error);
     loom__cli_progress_stop(progress);
     for (tensor_name t = O; t < NUM_TENSORS && !status; t++)
         if (path_of(r, t)) status = write_tensor(r, t, error);
-    loom__cli_memory_close(r->memory);
+    loom__device_memory_close(r->memory);
     loom_plan_destroy(plan);
     return status;
 }

@@ -243,6 +243,34 @@ function tests.forced_schedules()
     end)
 end
 
+-- What was measured is taken where nothing is asked for and it fits, for the plan's target and the pass's own kernels.
+function tests.measured_schedules()
+    local request = {problem = "bf16 d=64 backward", target = "mma", arch = "sm_90", alignment = 16}
+    local model = must_plan(request)
+    local own = "tile=64x32 warps=4 blocks=1"
+    assert(model.schedule ~= own)
+    request.measured = {mma = {forward = own}, hopper = {forward = "wrong", backward = "wrong"}, host = {}}
+    local plan = must_plan(request)
+    equal(plan.schedule, own)
+    equal(plan.schedule_backward, model.schedule_backward)
+    assert(plan.why:find("forward: " .. own .. ", the best that was measured on this device\n", 1, true), plan.why)
+    for _, unfit in ipairs {"tile=64x32 warps=3", "tile=64x", "nonsense", "tile=256x256 warps=16 blocks=9"} do
+        request.measured.mma.forward = unfit
+        plan = must_plan(request)
+        equal(plan.schedule, model.schedule)
+        equal(plan.why, model.why)
+    end
+    request.measured.mma.forward = own
+    request.schedule = "tile=128x64 warps=8 blocks=1"
+    equal(must_plan(request).schedule, request.schedule)
+    with_hopper(function() -- a variant that stands in has its own choice
+        plan = must_plan {problem = "bf16 d=64", target = "hopper", arch = "sm_90", alignment = 0,
+                          measured = {hopper = {forward = "own"}, mma = {forward = own}, host = {}}}
+        equal(plan.schedule, "own")
+        assert(plan.kernels[2].target == "mma" and plan.kernels[2].schedule ~= own)
+    end)
+end
+
 -- What people and build systems write for one arch.
 function tests.names_of_archs()
     for _, name in ipairs {"sm_90", "sm_90a", "90", "90a"} do

@@ -1,5 +1,6 @@
-/* memory.c - memory, copies and timing marks of the CPU or a GPU. Called by run.c and bench.c; one thread.
- * On a GPU the device's primary context is current from open to close. Fails with MEMORY or DRIVER. */
+/* memory.c - memory, copies and timing marks of the CPU or a GPU. Called by tune.c, harness.c and the command
+ * line; one thread. On a GPU the device's primary context is current from open to close. Fails with MEMORY or
+ * DRIVER. */
 #include "memory.h"
 
 #include <stdlib.h>
@@ -14,19 +15,19 @@ typedef struct block {
     void *data;
 } block;
 
-struct loom__cli_memory {
+struct loom__device_memory {
     loom_context *context;
     const loom__device *device; /* NULL: the CPU */
     block *blocks;
-    loom__cuda_handle events[LOOM__CLI_MEMORY_MAX_MARKS]; /* NULL until used */
-    double moments[LOOM__CLI_MEMORY_MAX_MARKS];
+    loom__cuda_handle events[LOOM__DEVICE_MEMORY_MAX_MARKS]; /* NULL until used */
+    double moments[LOOM__DEVICE_MEMORY_MAX_MARKS];
 };
 
 static loom__device_ptr pointer_of(const void *data) { return (loom__device_ptr)(uintptr_t)data; }
 
-loom_status loom__cli_memory_open(loom_context *context, int32_t device, loom__cli_memory **memory,
-                                  loom_error *error) {
-    loom__cli_memory *made = calloc(1, sizeof *made);
+loom_status loom__device_memory_open(loom_context *context, int32_t device, loom__device_memory **memory,
+                                     loom_error *error) {
+    loom__device_memory *made = calloc(1, sizeof *made);
     loom_status status = LOOM_OK;
     if (!made) return loom__fail_memory(error);
     made->context = context;
@@ -39,7 +40,7 @@ loom_status loom__cli_memory_open(loom_context *context, int32_t device, loom__c
     return status;
 }
 
-void loom__cli_memory_close(loom__cli_memory *memory) {
+void loom__device_memory_close(loom__device_memory *memory) {
     if (!memory) return;
     const loom__driver_api *driver = memory->context->driver;
     while (memory->blocks) {
@@ -51,13 +52,14 @@ void loom__cli_memory_close(loom__cli_memory *memory) {
             free(first->data);
         free(first);
     }
-    for (int32_t i = 0; i < LOOM__CLI_MEMORY_MAX_MARKS; i++)
+    for (int32_t i = 0; i < LOOM__DEVICE_MEMORY_MAX_MARKS; i++)
         if (memory->events[i]) driver->event_destroy(memory->events[i]);
     if (memory->device) loom__device_leave(memory->context);
     free(memory);
 }
 
-loom_status loom__cli_memory_alloc(loom__cli_memory *memory, size_t bytes, void **data, loom_error *error) {
+loom_status loom__device_memory_alloc(loom__device_memory *memory, size_t bytes, void **data,
+                                      loom_error *error) {
     size_t rounded = (bytes / ALIGN_BYTES + 1) * ALIGN_BYTES;
     block *made = calloc(1, sizeof *made);
     if (!made) return loom__fail_memory(error);
@@ -84,8 +86,8 @@ loom_status loom__cli_memory_alloc(loom__cli_memory *memory, size_t bytes, void 
     return LOOM_OK;
 }
 
-loom_status loom__cli_memory_upload(loom__cli_memory *memory, void *to, const void *from, size_t bytes,
-                                    loom_error *error) {
+loom_status loom__device_memory_upload(loom__device_memory *memory, void *to, const void *from, size_t bytes,
+                                       loom_error *error) {
     const loom__driver_api *driver = memory->context->driver;
     if (!bytes) return LOOM_OK;
     if (memory->device)
@@ -95,8 +97,8 @@ loom_status loom__cli_memory_upload(loom__cli_memory *memory, void *to, const vo
     return LOOM_OK;
 }
 
-loom_status loom__cli_memory_download(loom__cli_memory *memory, void *to, const void *from, size_t bytes,
-                                      loom_error *error) {
+loom_status loom__device_memory_download(loom__device_memory *memory, void *to, const void *from,
+                                         size_t bytes, loom_error *error) {
     const loom__driver_api *driver = memory->context->driver;
     if (!bytes) return LOOM_OK;
     if (memory->device)
@@ -106,13 +108,13 @@ loom_status loom__cli_memory_download(loom__cli_memory *memory, void *to, const 
     return LOOM_OK;
 }
 
-loom_status loom__cli_memory_sync(loom__cli_memory *memory, loom_error *error) {
+loom_status loom__device_memory_sync(loom__device_memory *memory, loom_error *error) {
     const loom__driver_api *driver = memory->context->driver;
     if (!memory->device) return LOOM_OK;
     return loom__driver_check(driver, driver->context_synchronize(), "cuCtxSynchronize", error);
 }
 
-loom_status loom__cli_memory_mark(loom__cli_memory *memory, int32_t mark, loom_error *error) {
+loom_status loom__device_memory_mark(loom__device_memory *memory, int32_t mark, loom_error *error) {
     const loom__driver_api *driver = memory->context->driver;
     if (!memory->device) {
         memory->moments[mark] = loom__now();
@@ -125,8 +127,8 @@ loom_status loom__cli_memory_mark(loom__cli_memory *memory, int32_t mark, loom_e
                               error);
 }
 
-loom_status loom__cli_memory_elapsed(loom__cli_memory *memory, int32_t from, int32_t to, double *ms,
-                                     loom_error *error) {
+loom_status loom__device_memory_elapsed(loom__device_memory *memory, int32_t from, int32_t to, double *ms,
+                                        loom_error *error) {
     const loom__driver_api *driver = memory->context->driver;
     float elapsed = 0;
     if (!memory->device) {
@@ -138,4 +140,14 @@ loom_status loom__cli_memory_elapsed(loom__cli_memory *memory, int32_t from, int
                        "cuEventElapsedTime", error));
     *ms = elapsed;
     return LOOM_OK;
+}
+
+static int compare_doubles(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+double loom__median(double *values, int32_t num) {
+    qsort(values, (size_t)num, sizeof *values, compare_doubles);
+    return values[num / 2];
 }

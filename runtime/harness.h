@@ -3,10 +3,10 @@
  *
  * A rig holds the tensors of one launch in host memory, mirrored on the device when there is one. Outputs,
  * workspace, and every byte of a buffer that no tensor owns hold NaN before a launch; what no output owns
- * must hold it afterwards. Called by `attnloom check` and by the tests.
+ * must hold it afterwards. Called by tune.c, by `attnloom check` and by the tests.
  */
-#ifndef LOOM_CLI_HARNESS_H
-#define LOOM_CLI_HARNESS_H
+#ifndef LOOM_HARNESS_H
+#define LOOM_HARNESS_H
 
 #include "memory.h"
 #include "reference.h"
@@ -78,7 +78,7 @@ typedef struct loom__rig {
     const loom_plan *plan;
     loom__rig_options options;
     loom__reference *reference;
-    loom__cli_memory *memory;
+    loom__device_memory *memory;
     bool on_host;
     int num_buffers;
     loom__rig_buffer buffers[LOOM__RIG_BUFFERS];

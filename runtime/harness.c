@@ -2,6 +2,8 @@
 #define _POSIX_C_SOURCE 200809L
 #include "harness.h"
 
+#include "tensors.h"
+
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -28,13 +30,13 @@ static loom_status new_buffer(loom__rig *rig, int64_t bytes, int *index, loom_er
     loom__rig_buffer *buffer = &rig->buffers[rig->num_buffers];
     buffer->bytes = ((size_t)bytes + 2 * GUARD_BYTES + 255) / 256 * 256;
     if (rig->on_host) {
-        LOOM_TRY(rig->context, loom__cli_memory_alloc(rig->memory, buffer->bytes, &buffer->device, error));
+        LOOM_TRY(rig->context, loom__device_memory_alloc(rig->memory, buffer->bytes, &buffer->device, error));
         buffer->host = buffer->device;
     } else {
         buffer->host = malloc(buffer->bytes);
         if (!buffer->host)
             return loom__fail(error, LOOM_MEMORY, "harness", "no memory for %zu bytes", buffer->bytes);
-        LOOM_TRY(rig->context, loom__cli_memory_alloc(rig->memory, buffer->bytes, &buffer->device, error));
+        LOOM_TRY(rig->context, loom__device_memory_alloc(rig->memory, buffer->bytes, &buffer->device, error));
     }
     memset(buffer->host, POISON, buffer->bytes);
     *index = rig->num_buffers++;
@@ -158,20 +160,6 @@ static loom_status place_tensors(loom__rig *rig, loom_error *error) {
 /* -- Values ------------------------------------------------------------------------------------------------
  */
 
-static uint64_t random_bits(uint64_t *state) { /* splitmix64 */
-    uint64_t x = *state += 0x9e3779b97f4a7c15u;
-    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ x >> 27) * 0x94d049bb133111ebu;
-    return x ^ x >> 31;
-}
-
-static double uniform(uint64_t *state) { return (double)((random_bits(state) >> 11) + 1) * 0x1p-53; }
-
-static double normal(uint64_t *state) {
-    double radius = sqrt(-2 * log(uniform(state)));
-    return radius * cos(6.283185307179586 * uniform(state));
-}
-
 static int64_t element_of(const loom__rig_tensor *t, int64_t batch, int64_t seq, int64_t head, int64_t dim) {
     return t->first + batch * t->stride[0] + seq * t->stride[1] + head * t->stride[2] + dim;
 }
@@ -196,7 +184,7 @@ static void fill(loom__rig *rig, loom__rig_name name, uint64_t *state, double va
         for (int64_t i = 0; i < t->dims[1]; i++)
             for (int64_t h = 0; h < t->dims[2]; h++)
                 for (int64_t x = 0; x < t->dims[3]; x++)
-                    loom__rig_set(rig, name, b, i, h, x, state ? value * normal(state) : value);
+                    loom__rig_set(rig, name, b, i, h, x, state ? value * loom__random_normal(state) : value);
 }
 
 void loom__rig_fill(loom__rig *rig, loom__rig_name name, double value) { fill(rig, name, NULL, value); }
@@ -206,49 +194,22 @@ void loom__rig_noise(loom__rig *rig, loom__rig_name name, uint64_t seed, double 
     fill(rig, name, &state, spread);
 }
 
-/* Arrays of whole numbers grow along their last dimension in a few steps, as document numbers do. */
-static double param_value(loom__storage storage, int64_t index, int64_t size, uint64_t *state) {
-    switch (storage) {
-    case LOOM__I32:
-    case LOOM__I64: return (double)(index * 4 / (size ? size : 1));
-    case LOOM__U8: return (double)(random_bits(state) % 4);
-    case LOOM__BOOL: return random_bits(state) % 4 != 0;
-    default: return normal(state);
-    }
-}
-
-static void store(void *data, loom__storage storage, int64_t index, double value) {
-    switch (storage) {
-    case LOOM__I32: ((int32_t *)data)[index] = (int32_t)value; break;
-    case LOOM__I64: ((int64_t *)data)[index] = (int64_t)value; break;
-    case LOOM__U8:
-    case LOOM__BOOL: ((uint8_t *)data)[index] = (uint8_t)value; break;
-    default: loom__element_set(data, storage, index, (float)value);
-    }
-}
-
 static loom_status make_params(loom__rig *rig, loom_error *error) {
     uint64_t state = rig->options.seed * 77 + 5;
     for (int slot = 0; slot < rig->reference->num_params; slot++) {
         const loom__param_facts *facts = &rig->reference->params[slot];
+        const loom_shape *shape = &rig->options.shape;
         loom_param *param = &rig->params[slot];
-        int64_t elements = 1, last = 1;
         rig->param_buffers[slot] = ABSENT;
         if (!facts->num_dims) {
-            param->scalar = facts->storage >= LOOM__I32 ? 1 + (double)(rig->options.shape.seq_k / 3)
-                                                        : 0.5 + uniform(&state);
+            loom__param_invent(facts, shape, &state, param, NULL);
             continue;
         }
-        for (int axis = facts->num_dims - 1; axis >= 0; axis--) {
-            param->stride[axis] = elements;
-            elements *= loom__param_dim(facts, axis, &rig->options.shape);
-            if (axis == facts->num_dims - 1) last = elements;
-        }
+        int64_t elements = loom__param_invent(facts, shape, &state, param, NULL);
         LOOM_TRY(rig->context, new_buffer(rig, elements * (int64_t)loom__storage_bytes(facts->storage),
                                           &rig->param_buffers[slot], error));
         char *data = rig->buffers[rig->param_buffers[slot]].host + GUARD_BYTES;
-        for (int64_t i = 0; i < elements; i++)
-            store(data, facts->storage, i, param_value(facts->storage, i % (last ? last : 1), last, &state));
+        loom__param_invent(facts, shape, &state, param, data);
         param->data = data;
     }
     return LOOM_OK;
@@ -267,7 +228,7 @@ loom_status loom__rig_create(loom_context *context, const loom_plan *plan, int32
     rig->options = *options;
     rig->on_host = device == LOOM_DEVICE_HOST;
     status = loom__reference_create(loom_plan_text(plan, LOOM_TEXT_PROBLEM), &rig->reference, error);
-    if (!status) status = loom__cli_memory_open(context, device, &rig->memory, error);
+    if (!status) status = loom__device_memory_open(context, device, &rig->memory, error);
     if (!status) status = place_tensors(rig, error);
     if (!status) status = make_params(rig, error);
     if (status) {
@@ -284,7 +245,7 @@ void loom__rig_destroy(loom__rig *rig) {
     if (!rig) return;
     for (int i = 0; i < rig->num_buffers && !rig->on_host; i++) free(rig->buffers[i].host);
     if (!rig->on_host) free(rig->workspace.host), free(rig->prepared.host);
-    loom__cli_memory_close(rig->memory);
+    loom__device_memory_close(rig->memory);
     loom__reference_destroy(rig->reference);
     free(rig);
 }
@@ -325,8 +286,8 @@ static loom_status move_in(loom__rig *rig, loom_pass pass, loom_error *error) {
         loom__rig_buffer *buffer = &rig->buffers[i];
         if (buffer_is_written(rig, i, pass)) memset(buffer->host, POISON, buffer->bytes);
         if (!rig->on_host)
-            LOOM_TRY(rig->context, loom__cli_memory_upload(rig->memory, buffer->device, buffer->host,
-                                                           buffer->bytes, error));
+            LOOM_TRY(rig->context, loom__device_memory_upload(rig->memory, buffer->device, buffer->host,
+                                                              buffer->bytes, error));
     }
     return LOOM_OK;
 }
@@ -336,7 +297,7 @@ static loom_status make_poisoned(loom__rig *rig, size_t bytes, loom__rig_buffer 
     if (memory->bytes < bytes + GUARD_BYTES) {
         if (!rig->on_host) free(memory->host);
         *memory = (loom__rig_buffer){.bytes = bytes + GUARD_BYTES};
-        LOOM_TRY(rig->context, loom__cli_memory_alloc(rig->memory, memory->bytes, &memory->device, error));
+        LOOM_TRY(rig->context, loom__device_memory_alloc(rig->memory, memory->bytes, &memory->device, error));
         memory->host = rig->on_host ? memory->device : malloc(memory->bytes);
         if (!memory->host)
             return loom__fail(error, LOOM_MEMORY, "harness", "no memory for %zu bytes", memory->bytes);
@@ -344,7 +305,7 @@ static loom_status make_poisoned(loom__rig *rig, size_t bytes, loom__rig_buffer 
     memset(memory->host, POISON, memory->bytes);
     return rig->on_host
                ? LOOM_OK
-               : loom__cli_memory_upload(rig->memory, memory->device, memory->host, memory->bytes, error);
+               : loom__device_memory_upload(rig->memory, memory->device, memory->host, memory->bytes, error);
 }
 
 static loom_status make_workspace(loom__rig *rig, loom_pass pass, loom_args *args, loom_error *error) {
@@ -413,8 +374,8 @@ static loom_status move_out(loom__rig *rig, loom_pass pass, loom_error *error) {
         if (!buffer_is_written(rig, i, pass)) continue;
         loom__rig_buffer *buffer = &rig->buffers[i];
         if (!rig->on_host)
-            LOOM_TRY(rig->context, loom__cli_memory_download(rig->memory, buffer->host, buffer->device,
-                                                             buffer->bytes, error));
+            LOOM_TRY(rig->context, loom__device_memory_download(rig->memory, buffer->host, buffer->device,
+                                                                buffer->bytes, error));
         LOOM_TRY(rig->context, check_guards(rig, i, pass, error));
     }
     return LOOM_OK;
@@ -424,8 +385,8 @@ static loom_status check_behind(loom__rig *rig, const char *what, loom__rig_buff
                                 loom_error *error) {
     if (!memory->bytes) return LOOM_OK;
     if (!rig->on_host)
-        LOOM_TRY(rig->context,
-                 loom__cli_memory_download(rig->memory, memory->host, memory->device, memory->bytes, error));
+        LOOM_TRY(rig->context, loom__device_memory_download(rig->memory, memory->host, memory->device,
+                                                            memory->bytes, error));
     if (first_change(memory->host, used, memory->bytes) < 0) return LOOM_OK;
     return loom__fail(error, LOOM_INTERNAL, "guard", "memory behind the %s of %zu bytes was written", what,
                       used);
@@ -445,7 +406,7 @@ loom_status loom__rig_run(loom__rig *rig, loom_pass pass, loom_error *error) {
     uint64_t before = digest_inputs(rig, pass);
     LOOM_TRY(rig->context, pass == LOOM_FORWARD ? loom_forward(rig->plan, &args, NULL, error)
                                                 : loom_backward(rig->plan, &args, NULL, error));
-    LOOM_TRY(rig->context, loom__cli_memory_sync(rig->memory, error));
+    LOOM_TRY(rig->context, loom__device_memory_sync(rig->memory, error));
     LOOM_TRY(rig->context, move_out(rig, pass, error));
     LOOM_TRY(rig->context, check_behind(rig, "workspace", &rig->workspace, args.workspace_bytes, error));
     if (args.prepared)

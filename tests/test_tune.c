@@ -1,0 +1,200 @@
+/* test_tune.c - plans with LOOM_MEASURE: on the host with the library's own generator, and what they refuse
+ * on a GPU that is a table of functions. `attnloom tune` is tested in test_cli.c. */
+#include "runtime_rig.h"
+
+#include "device_rig.h"
+#include "wisdom.h"
+
+static const loom_shape SMALL = {1, 2, 2, 128, 128};
+
+static int setup_real(void **state) {
+    int failed = rig_setup(state);
+    unsetenv("LOOM_GEN_DIR");
+    return failed;
+}
+
+static loom_plan_desc measured(const char *problem) {
+    loom_plan_desc desc = LOOM_PLAN_DESC_INIT;
+    desc.problem = problem;
+    desc.device = LOOM_DEVICE_HOST;
+    desc.rigor = LOOM_MEASURE;
+    desc.hint = SMALL;
+    desc.measure_seconds = 60;
+    return desc;
+}
+
+static loom_plan *make(loom_context *context, const loom_plan_desc *desc) {
+    loom_plan *plan = NULL;
+    loom_error error = LOOM_ERROR_INIT;
+    assert_ok(error, loom_plan_create(context, desc, &plan, &error));
+    return plan;
+}
+
+static const char *exported(loom_context *context) {
+    static char text[1 << 14];
+    loom_error error = LOOM_ERROR_INIT;
+    assert_ok(error, loom_wisdom_export(context, text, sizeof text, NULL, &error));
+    return text;
+}
+
+/* The schedule that wisdom has for a pass; valid until the next call. */
+static const char *known(loom_context *context, const char *pass) {
+    static char schedule[64];
+    char word[32];
+    snprintf(word, sizeof word, " pass=%s ", pass);
+    const char *line = strstr(exported(context), word);
+    if (!line) return "";
+    line = strstr(line, "schedule=\"") + strlen("schedule=\"");
+    snprintf(schedule, sizeof schedule, "%.*s", (int)strcspn(line, "\""), line);
+    return schedule;
+}
+
+static void test_measured_once(void **state) {
+    (void)state;
+    loom_context *context = rig_context(NULL);
+    loom_plan_desc desc = measured("fp32 d=8 causal backward");
+    loom_plan *plan = make(context, &desc);
+    assert_int_equal(rig_count(exported(context), "\n"), 2);
+    assert_string_equal(loom_plan_text(plan, LOOM_TEXT_SCHEDULE), known(context, "forward"));
+    assert_string_equal(loom_plan_text(plan, LOOM_TEXT_SCHEDULE_BACKWARD), known(context, "backward"));
+    loom_plan_destroy(plan);
+    loom_context_destroy(context);
+
+    /* Again, in another process and for another length of the class: nothing is timed. */
+    context = rig_context(NULL);
+    context->log_level = LOOM__LOG_CANDIDATE;
+    desc.hint.seq_q = desc.hint.seq_k = 120;
+    rig_log_start();
+    plan = make(context, &desc);
+    const char *log = rig_log_stop();
+    assert_null(strstr(log, "tune schedule="));
+    assert_string_equal(loom_plan_text(plan, LOOM_TEXT_SCHEDULE), known(context, "forward"));
+    loom_plan_destroy(plan);
+
+    /* A class of its own is measured, though a near one is known; of the forward alone where the backward's
+     * schedule is asked for. */
+    desc.hint.seq_q = desc.hint.seq_k = 250;
+    desc.schedule_backward = "tile=32x32";
+    rig_log_start();
+    plan = make(context, &desc);
+    log = rig_log_stop();
+    assert_non_null(strstr(log, "tune schedule="));
+    assert_string_equal(loom_plan_text(plan, LOOM_TEXT_SCHEDULE_BACKWARD), "tile=32x32");
+    assert_int_equal(rig_count(exported(context), " pass=forward "), 2);
+    assert_int_equal(rig_count(exported(context), " pass=backward "), 1);
+    loom_plan_destroy(plan);
+    loom_context_destroy(context);
+}
+
+/* Where there is no time the plan is that of the model, and nothing is remembered. */
+static void test_no_time(void **state) {
+    (void)state;
+    loom_context *context = rig_context(NULL);
+    loom_plan_desc desc = measured("fp32 d=8");
+    desc.measure_seconds = 1e-6;
+    loom_plan *plan = make(context, &desc);
+    desc.rigor = LOOM_ESTIMATE;
+    loom_plan *model = make(context, &desc);
+    assert_string_equal(loom_plan_text(plan, LOOM_TEXT_SCHEDULE), loom_plan_text(model, LOOM_TEXT_SCHEDULE));
+    assert_string_equal(exported(context), "");
+    loom_plan_destroy(plan);
+    loom_plan_destroy(model);
+    loom_context_destroy(context);
+}
+
+static void *make_in_thread(void *context) {
+    loom_plan_desc desc = measured("fp32 d=8");
+    loom_plan *plan = NULL;
+    loom_error error = LOOM_ERROR_INIT;
+    if (loom_plan_create(context, &desc, &plan, &error)) fprintf(stderr, "%s: %s\n", error.field, error.text);
+    return plan;
+}
+
+/* Threads that want one plan at once: the first measures, all have its schedule. */
+static void test_threads(void **state) {
+    (void)state;
+    enum { NUM_THREADS = 4, NUM_CANDIDATES = 5 };
+    loom_context *context = rig_context(NULL);
+    pthread_t threads[NUM_THREADS];
+    void *plans[NUM_THREADS];
+    context->log_level = LOOM__LOG_CANDIDATE;
+    rig_log_start();
+    for (int i = 0; i < NUM_THREADS; i++) pthread_create(&threads[i], NULL, make_in_thread, context);
+    for (int i = 0; i < NUM_THREADS; i++) pthread_join(threads[i], &plans[i]);
+    const char *log = rig_log_stop();
+    assert_in_range(rig_count(log, "launches=3 "), 1, NUM_CANDIDATES);
+    for (int i = 0; i < NUM_THREADS; i++) {
+        assert_non_null(plans[i]);
+        assert_string_equal(loom_plan_text(plans[i], LOOM_TEXT_SCHEDULE), known(context, "forward"));
+        loom_plan_destroy(plans[i]);
+    }
+    loom_context_destroy(context);
+}
+
+static void test_wrong_problem(void **state) {
+    (void)state;
+    loom_context *context = rig_context(NULL);
+    loom_plan_desc desc = measured("fp32 d=8 mask={k <= }");
+    loom_plan *plan = NULL;
+    loom_error error = LOOM_ERROR_INIT;
+    assert_fails(error, LOOM_INVALID, "problem.mask", "", loom_plan_create(context, &desc, &plan, &error));
+    assert_null(plan);
+    loom_context_destroy(context);
+}
+
+/* A caller whose header has no measure_seconds yet. */
+static void test_older_header(void **state) {
+    (void)state;
+    loom_context *context = rig_context(NULL);
+    loom_plan_desc desc = measured("fp32 d=8");
+    desc.size = offsetof(loom_plan_desc, measure_seconds);
+    desc.measure_seconds = -1; /* not the caller's */
+    desc.rigor = LOOM_ESTIMATE;
+    loom_plan_destroy(make(context, &desc));
+    desc.size--;
+    loom_plan *plan = NULL;
+    loom_error error = LOOM_ERROR_INIT;
+    assert_fails(error, LOOM_INVALID, "desc.size", "size is ",
+                 loom_plan_create(context, &desc, &plan, &error));
+    loom_context_destroy(context);
+}
+
+static int capture_result;
+static int f_capturing(loom__cuda_handle stream, int *status) {
+    *status = 0;
+    return stream ? 1 : capture_result;
+}
+
+/* While a stream is captured nothing is launched, allocated or synchronised. */
+static void test_capture(void **state) {
+    (void)state;
+    enum { CAPTURE_IMPLICIT = 906 };
+    loom__driver_api driver = DRIVER; /* has no functions that allocate: to call one would end the program */
+    const loom__hooks hooks = {.driver = &driver};
+    driver.stream_capturing = f_capturing;
+    setenv("LOOM_GEN_DIR", "tests/fixtures/gen", 1);
+    loom_context_destroy(context_for(9, 0));
+    loom_context *context = rig_context(&hooks);
+    loom_plan_desc desc = measured("bf16");
+    loom_plan *plan = NULL;
+    loom_error error = LOOM_ERROR_INIT;
+    desc.device = 0;
+    capture_result = CAPTURE_IMPLICIT;
+    assert_fails(error, LOOM_INVALID, "desc.rigor", "a stream of the device is being captured",
+                 loom_plan_create(context, &desc, &plan, &error));
+    assert_null(plan);
+    assert_int_equal(fake.launches, 0);
+    loom_context_destroy(context);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_measured_once, setup_real, rig_teardown),
+        cmocka_unit_test_setup_teardown(test_no_time, setup_real, rig_teardown),
+        cmocka_unit_test_setup_teardown(test_threads, setup_real, rig_teardown),
+        cmocka_unit_test_setup_teardown(test_wrong_problem, setup_real, rig_teardown),
+        cmocka_unit_test_setup_teardown(test_older_header, setup_real, rig_teardown),
+        cmocka_unit_test_setup_teardown(test_capture, setup_real, rig_teardown),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
