@@ -180,7 +180,8 @@ local function line_finder(text)
     local whole, parts, by_ends = {}, {}, {}
     each_literal(text, function(literal, line, behind)
         local head, tail = around(literal)
-        whole[literal] = (whole[literal] or line) == line and line
+        local known = whole[literal]
+        whole[literal] = (known == nil or known == line) and line
         if not literal:find("%", 1, true) and not text:find("^%s*%.%.", behind) then return end
         local ends = head .. "\0" .. tail
         local part = by_ends[ends]

@@ -53,6 +53,8 @@ local c = ("%s d=%d backward"):format("fp16", 64)
 return {a, b, {"fp16 d=64"}, c}
 ]])
     assert(entries[4].place == "kernels.lua:3", entries[4].place)
+    local same = assert(read "return {'bf16 d=64',\n{'bf16 d=64'},\n{'bf16 d=64'}}")
+    assert(same[3].place == "kernels.lua: entry 3", same[3].place)
     assert(entries[1].place == "kernels.lua: entry 1" and entries[3].place == "kernels.lua:4", entries[3].place)
 end
 
