@@ -550,8 +550,9 @@ static int try_claim(int cache, const char *name) {
     return -1;
 }
 
+static const struct timespec PAUSE = {0, 5000000}; /* between two tries */
+
 int loom__cache_claim(loom_context *context, const char *slug, const char *key) {
-    static const struct timespec PAUSE = {0, 5000000};
     char name[NAME_BYTES + sizeof CLAIM];
     int cache =
         *context->cache_dir && !make_folders(context) ? open_folder(AT_FDCWD, context->cache_dir) : -1;
@@ -584,18 +585,28 @@ static void warn_text(loom_context *context, const char *name, const char *fault
     loom__cache_warn(context, "does not read %s/%s: %s", context->cache_dir, name, fault);
 }
 
+/* A byte 0 would end the text before its end, and with it what the next edit keeps: it becomes one that no
+ * line takes. */
+static const char *read_text_below(loom__arena *arena, int cache, const char *name, const char **fault) {
+    size_t num_bytes = 0;
+    char *text = read_below(arena, cache, name, MAX_FILE_BYTES, &num_bytes, fault);
+    for (size_t i = 0; text && i < num_bytes; i++) {
+        if (!text[i]) text[i] = 1;
+    }
+    return text;
+}
+
 const char *loom__cache_read_text(loom_context *context, const char *name, loom__arena *arena,
                                   loom__cache_stamp *stamp) {
     struct stat facts;
     const char *fault = NULL, *text = NULL;
-    size_t num_bytes = 0;
     int cache = *context->cache_dir ? open_folder(AT_FDCWD, context->cache_dir) : -1;
     if (cache < 0) return NULL;
     if (fstatat(cache, name, &facts, AT_SYMLINK_NOFOLLOW) == 0) {
         loom__cache_stamp now = {(uint64_t)facts.st_ino, (uint64_t)facts.st_size, facts.st_mtim.tv_sec,
                                  facts.st_mtim.tv_nsec};
         if (memcmp(&now, stamp, sizeof now)) {
-            text = read_below(arena, cache, name, MAX_FILE_BYTES, &num_bytes, &fault);
+            text = read_text_below(arena, cache, name, &fault);
             if (text) *stamp = now;
         }
         if (fault) warn_text(context, name, fault);
@@ -619,9 +630,12 @@ static int replace_text(int cache, const char *name, const char *text) {
     return failed;
 }
 
-static int wait_for_lock(int fd) {
-    while (flock(fd, LOCK_EX)) {
-        if (errno != EINTR) return errno;
+/* A process that is stopped while it has the lock must not stop the others. */
+static int wait_for_lock(const loom_context *context, int fd) {
+    double end = loom__now() + context->claim_seconds;
+    while (flock(fd, LOCK_EX | LOCK_NB)) {
+        if (errno != EINTR && (errno != EWOULDBLOCK || loom__now() > end)) return errno;
+        nanosleep(&PAUSE, NULL);
     }
     return 0;
 }
@@ -630,7 +644,6 @@ loom_status loom__cache_edit_text(loom_context *context, const char *name, loom_
                                   loom__cache_edit edit, void *user, loom_error *error) {
     char lock_name[NAME_BYTES];
     const char *fault = NULL, *text = NULL;
-    size_t num_bytes = 0;
     int lock = -1;
     if (!*context->cache_dir) return LOOM_OK;
     snprintf(lock_name, sizeof lock_name, "%s.lock", name);
@@ -639,10 +652,10 @@ loom_status loom__cache_edit_text(loom_context *context, const char *name, loom_
     if (!failed && cache < 0) failed = errno;
     if (!failed) {
         lock = openat(cache, lock_name, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
-        failed = lock < 0 ? errno : wait_for_lock(lock);
+        failed = lock < 0 ? errno : wait_for_lock(context, lock);
     }
     if (!failed) {
-        const char *old = read_below(arena, cache, name, MAX_FILE_BYTES, &num_bytes, &fault);
+        const char *old = read_text_below(arena, cache, name, &fault);
         /* What is there and cannot be read, as another user's file, is not replaced. */
         if (!old && faccessat(cache, name, F_OK, AT_SYMLINK_NOFOLLOW) == 0)
             failed = EPERM;
@@ -650,7 +663,10 @@ loom_status loom__cache_edit_text(loom_context *context, const char *name, loom_
             text = edit(user, old ? old : "");
         if (!failed) failed = text ? replace_text(cache, name, text) : ENOMEM;
     }
-    if (lock >= 0) close(lock);
+    if (lock >= 0) {
+        flock(lock, LOCK_UN); /* a child that was forked meanwhile has the file too, and may live long */
+        close(lock);
+    }
     if (cache >= 0) close(cache);
     if (!failed) return LOOM_OK;
     if (failed == ENOMEM) return loom__fail_memory(error);

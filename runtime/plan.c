@@ -1176,10 +1176,15 @@ static loom_status begin_measured(loom_context *context, const loom_plan_desc *d
     pthread_mutex_lock(&context->tuning);
     loom_status status = begin(context, desc, plan, &missing);
     bool unknown = status == LOOM_NOT_FOUND && strcmp(missing.field, "desc.rigor") == 0;
-    if (unknown) status = measure(context, desc, error);
+    if (unknown) status = measure(context, desc, &missing);
     pthread_mutex_unlock(&context->tuning);
+    if (unknown && (status == LOOM_MEMORY || status == LOOM_DRIVER)) {
+        /* No room for tensors of its own; a lost device fails the estimate, too. */
+        loom__cache_warn(context, "the schedules are not timed: %s", missing.text);
+        status = LOOM_OK;
+    }
     if (unknown && status == LOOM_OK) return begin(context, &estimate, plan, error);
-    if (!unknown && status != LOOM_OK && error && error->size >= sizeof *error) *error = missing;
+    if (status != LOOM_OK && error && error->size >= sizeof *error) *error = missing;
     return status;
 }
 

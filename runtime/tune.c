@@ -168,8 +168,17 @@ static loom_status list_trials(tuner *t, loom_error *error) {
 
 /* -- Launches -------------------------------------------------------------------------------------------- */
 
+/* Whether the tensors of a shape have fewer bytes than any memory, so that no product of sizes overflows. */
+static bool is_countable(const loom_shape *s, const loom__reference *facts) {
+    double rows_q = (double)s->batch * (double)s->heads_q * (double)s->seq_q;
+    double rows_k = (double)s->batch * (double)s->heads_kv * (double)s->seq_k;
+    return (rows_q + rows_k) * (facts->d + facts->dv) < 0x1p46;
+}
+
 static loom_status make_sets(tuner *t, const loom__device *device, loom_error *error) {
     const loom_shape *shape = &t->desc.hint;
+    if (!is_countable(shape, t->facts))
+        return loom__fail(error, LOOM_MEMORY, "shape", "tensors of this shape are larger than any memory");
     size_t bytes = loom__tensors_bytes(t->facts, shape), l2 = device ? (size_t)device->l2_bytes : 0;
     size_t wanted = bytes ? (L2_TIMES * l2 + bytes - 1) / bytes : 1;
     t->num_sets = wanted < 1 ? 1 : wanted > MAX_SETS ? MAX_SETS : (int32_t)wanted;

@@ -2,10 +2,13 @@
  * shapes, and plans that take schedules from it, on the host and on a GPU that is a table of functions. */
 #include "runtime_rig.h"
 
+#include <fcntl.h>
 #include <signal.h>
+#include <sys/file.h>
 #include <sys/wait.h>
 
 #include "device_rig.h"
+#include "cache.h"
 #include "generator.h"
 #include "wisdom.h"
 
@@ -361,6 +364,77 @@ static void *scarce_resize(void *user, void *block, size_t bytes) {
     return allocations_left-- > 0 ? realloc(block, bytes) : NULL;
 }
 
+static const char *fork_while_editing(void *user, const char *text) {
+    pid_t *child = user;
+    (void)text;
+    *child = fork();
+    if (*child == 0) {
+        pause();
+        _exit(0);
+    }
+    return "";
+}
+
+/* A child that is forked while the file is edited has the lock's file, too, and may live long. */
+static void test_a_child_keeps_no_lock(void **state) {
+    (void)state;
+    loom_context *context = context_for(9, 0);
+    loom__arena arena = {&context->memory, NULL};
+    loom_error error = LOOM_ERROR_INIT;
+    pid_t child = -1;
+    context->claim_seconds = 10;
+    assert_ok(error,
+              loom__cache_edit_text(context, "wisdom1.txt", &arena, fork_while_editing, &child, &error));
+    assert_true(child > 0);
+    double start = loom__now();
+    loom__wisdom_entry entry = entry_of(context, "bf16", 500, "tile=1");
+    learn(context, &entry);
+    assert_true(loom__now() - start < 5);
+    kill(child, SIGKILL);
+    waitpid(child, NULL, 0);
+    loom__arena_free(&arena);
+    loom_context_destroy(context);
+}
+
+/* Nor does one that holds it for good stop the others: they give up, and say so. */
+static void test_a_lock_that_is_held(void **state) {
+    (void)state;
+    loom_context *context = context_for(9, 0);
+    loom_error error = LOOM_ERROR_INIT;
+    loom__wisdom_entry entry = entry_of(context, "bf16", 500, "tile=1");
+    learn(context, &entry);
+    int lock = open(rig_path("cache/wisdom1.txt.lock"), O_RDWR);
+    assert_int_equal(flock(lock, LOCK_EX), 0);
+    context->claim_seconds = 0.1;
+    entry.ns = 300;
+    assert_fails(error, LOOM_IO, "cache_dir",
+                 "cannot write |wisdom1.txt: ", loom__wisdom_learn(context, &entry, &error));
+    close(lock);
+    learn(context, &entry);
+    rig_expect(exported(context), "ns=300 ");
+    loom_context_destroy(context);
+}
+
+/* Zeros, as a crash may leave, are the loss of their line alone. */
+static void test_zeros_in_the_file(void **state) {
+    (void)state;
+    loom_context *context = context_for(9, 0);
+    loom__wisdom_entry entry = entry_of(context, "bf16", 500, "tile=1");
+    learn(context, &entry);
+    FILE *file = fopen(rig_path("cache/wisdom1.txt"), "ab");
+    fwrite("wisdom1 \0\0\n", 1, 11, file);
+    fputs(GOOD_HEAD "rows=4 queries=4 keys=64 ns=1" GOOD_TAIL "\n", file);
+    fclose(file);
+    rig_log_start();
+    entry.ns = 300;
+    learn(context, &entry);
+    rig_log_stop();
+    loom_context_destroy(context);
+    context = context_for(9, 0);
+    assert_int_equal(rig_count(exported(context), "\n"), 2);
+    loom_context_destroy(context);
+}
+
 static void test_no_memory(void **state) {
     (void)state;
     static const loom__hooks HOOKS = {.memory = {scarce_resize, NULL}, .driver = &DRIVER};
@@ -578,6 +652,9 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_the_faster_stays, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_file, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_processes, rig_setup, rig_teardown),
+        cmocka_unit_test_setup_teardown(test_a_child_keeps_no_lock, rig_setup, rig_teardown),
+        cmocka_unit_test_setup_teardown(test_a_lock_that_is_held, rig_setup, rig_teardown),
+        cmocka_unit_test_setup_teardown(test_zeros_in_the_file, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_no_memory, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_classes, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_plans_take_it, rig_setup, rig_teardown),

@@ -609,8 +609,9 @@ static __device__ __forceinline__ unsigned next_place(const LoomArgs *args) {
 static __device__ __forceinline__ void load_queries(const LoomArgs *args, Work *work, unsigned smem, Tile *tiles, Told *told) {
     const bool leader = threadIdx.x % 32 == 0;
     Stage stage = {0, 1};
-    int place = blockIdx.x, nth = 0;
-    for (; place < args->batch * args->heads_kv * ((args->seq_k + tile_k - 1) / tile_k); ++nth) {
+    unsigned place = blockIdx.x;
+    int nth = 0;
+    for (; place < (unsigned)(args->batch * args->heads_kv) * ((args->seq_k + tile_k - 1) / tile_k); ++nth) {
         const int slot = slot_of(nth);
         __syncwarp();  // all lanes are done with the work before
         if (leader) *work = work_of(args, place);
