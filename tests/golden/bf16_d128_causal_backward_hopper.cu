@@ -779,8 +779,8 @@ static __device__ __forceinline__ void begin_barriers(const LoomArgs *args, unsi
     if (args->dk) prefetch_map(&args->dk_map);
     if (args->dv) prefetch_map(&args->dv_map);
     for (int i = 0; i < stages; ++i) {
-        barrier_init(bar_q_full(smem, i), 2);
         barrier_init(bar_dout_full(smem, i), 2);
+        barrier_init(bar_q_full(smem, i), 2);
         barrier_init(bar_q_empty(smem, i), 4 * warpgroups);
         barrier_init(bar_dout_empty(smem, i), 4 * warpgroups);
     }

@@ -224,7 +224,11 @@ template <bool of_lse> static __device__ __forceinline__ void tell_work(const Lo
         }
         publish_shared();
         __syncwarp();
+//@ if has_score then
+        if (lane == 0 || of_lse) barrier_arrive(of_lse ? bar_q_full(smem, stage->index) : bar_dout_full(smem, stage->index));
+//@ else
         if (lane == 0) barrier_arrive(of_lse ? bar_q_full(smem, stage->index) : bar_dout_full(smem, stage->index));
+//@ end
     }
 }
 
@@ -284,11 +288,12 @@ static __device__ __forceinline__ void begin_barriers(const LoomArgs *args, unsi
     if (args->dk) prefetch_map(&args->dk_map);
     if (args->dv) prefetch_map(&args->dv_map);
     for (int i = 0; i < stages; ++i) {
-        barrier_init(bar_q_full(smem, i), 2);
         barrier_init(bar_dout_full(smem, i), 2);
-//@ if has_score then
+//@ if has_score then  -- all threads read LSE, which all lanes of a teller write
+        barrier_init(bar_q_full(smem, i), 1 + 32);
         barrier_init(bar_q_empty(smem, i), 128 * warpgroups);
 //@ else
+        barrier_init(bar_q_full(smem, i), 2);
         barrier_init(bar_q_empty(smem, i), 4 * warpgroups);
 //@ end
         barrier_init(bar_dout_empty(smem, i), 4 * warpgroups);
