@@ -215,9 +215,7 @@ static __device__ __forceinline__ unsigned slope(float (&dk)[depth_qk / 2], unsi
     for (int i = 0; i < tile_q / 4; ++i) {
         float x, y;
         unpack_weights(weights[i], &x, &y);
-//@ if dtype == "bf16" then
-        ds[i] = pack(x * dp[2 * i], y * dp[2 * i + 1]);
-//@ elseif has_score then
+//@ if dtype == "bf16" or has_score then
         ds[i] = pack(x * dp[2 * i], y * dp[2 * i + 1]);
 //@ else
         ds[i] = pack(x * (1 / weight_unit) * dp[2 * i], y * (1 / weight_unit) * dp[2 * i + 1]);
