@@ -10,7 +10,8 @@ grid, workspace. Emission (emit.lua) and the runtime (descriptors, docs/design.m
      arrays; kernels that name the same place share it, prepared: it depends on the mask alone, clear: a launch begins with zeros
      target=, maps = tensor maps it takes, see abi.lua, or nil,
      walks = {over=, own=, other=, parts=}: tiles of keys or queries that it visits, whether of the mask they are `listed`,
-     prepares: it makes what is prepared}
+     prepares: it makes what is prepared; overlapped: the next kernel may begin when all its blocks have, overlaps: it may begin then
+     and waits itself for what it needs of those before it}
   kernel.accumulators(problem, pass, schedule) -> f32 registers a thread holds through the main loop (target mma)
   kernel.smem_bytes(problem, pass, target, schedule) -> the most any kernel of the pass asks for
   kernel.hopper_needed(problem, schedule), kernel.hopper_registers(problem, schedule) -> registers that a consumer needs;
@@ -535,8 +536,9 @@ local function hopper_backward_shared(problem, s)
 end
 
 function hopper.backward_delta(problem, s)
-    if has_own_dq(problem) then return backward_delta(problem) end
-    return backward_delta(problem, select(2, hopper_dq(problem, s)), s.tile_q)
+    local k = has_own_dq(problem) and backward_delta(problem) or backward_delta(problem, select(2, hopper_dq(problem, s)), s.tile_q)
+    k.overlapped = true
+    return k
 end
 
 function hopper.backward_dkv(problem, s)
@@ -546,7 +548,7 @@ function hopper.backward_dkv(problem, s)
     return {
         name = "backward_dkv", template = is_wide(problem) and "hopper/backward_dkv_wide.cu" or "hopper/backward_dkv.cu", calls = {queries = true, slope = true},
         title = own_dq and "dV = P^T dO, dK = scale dS^T Q" or "dV = P^T dO, dK = scale dS^T Q, dQ sum += dS K",
-        threads = WARPGROUP * (1 + warpgroups),
+        threads = WARPGROUP * (1 + warpgroups), overlaps = true, overlapped = true,
         constants = {
             {"depth_qk", d, "head dim of q and k rounded up to one wgmma"},
             {"depth_v", dv, "the same of v and o"},
@@ -612,7 +614,7 @@ function hopper.backward_dq(problem)
     local warpgroups = DQ_TILE_Q // 64
     return {
         name = "backward_dq", template = "hopper/backward_dq.cu", calls = {keys = true, slope = true}, title = "dQ = scale dS K, in the order of keys",
-        threads = WARPGROUP * (1 + warpgroups),
+        threads = WARPGROUP * (1 + warpgroups), overlaps = true,
         constants = {
             {"depth_qk", d, "head dim of q and k rounded up to one wgmma"},
             {"depth_v", dv, "the same of v and o"},
@@ -648,7 +650,7 @@ end
 function hopper.backward_convert(problem, s)
     return {
         name = "backward_convert", template = "hopper/backward_convert.cu", title = "dQ = scale * dQ sum",
-        threads = 128,
+        threads = 128, overlaps = true,
         constants = {
             {"dim_qk", problem.d, "head dim of q and k"},
             {"tile_q", s.tile_q, "queries of a tile"},

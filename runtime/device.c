@@ -23,6 +23,8 @@ enum {
 };
 /* From here on dynamic shared memory must be asked for, and is worth taking from L1. */
 enum { SMEM_OPTIN_BYTES = 48 * 1024, CARVEOUT_ALL_PERCENT = 100 };
+/* From here on graphs capture launches that overlap. */
+enum { OVERLAP_VERSION = 12030 };
 
 /* -- Driver ---------------------------------------------------------------------------------------------- */
 
@@ -56,6 +58,8 @@ static loom_status load_driver(loom_context *context, loom_error *error) {
                           "the CUDA driver has no %s: it is too old, CUDA 12 (driver 525) or newer is needed",
                           needed);
     }
+    int version = 0;
+    if (api->driver_version(&version) || version < OVERLAP_VERSION) api->launch_with = NULL;
     context->driver = api;
     return LOOM_OK;
 }

@@ -12,6 +12,22 @@
 typedef void *loom__cuda_handle; /* CUcontext, CUmodule, CUfunction, CUstream, CUevent */
 typedef unsigned long long loom__device_ptr;
 
+/* CUlaunchAttribute and CUlaunchConfig. */
+typedef struct loom__launch_attribute {
+    int id;
+    _Alignas(8) union {
+        char bytes[64];
+        int number;
+    } value;
+} loom__launch_attribute;
+
+typedef struct loom__launch_config {
+    unsigned grid[3], block[3], smem_bytes;
+    loom__cuda_handle stream;
+    const loom__launch_attribute *attributes;
+    unsigned num_attributes;
+} loom__launch_config;
+
 /* clang-format off */
 /* X(result, member, symbol, parameters): all functions the library and the command line call. */
 #define LOOM__DRIVER_FUNCTIONS(X)                                                                            \
@@ -61,6 +77,8 @@ typedef unsigned long long loom__device_ptr;
 
 /* The same of those that old drivers lack; their members are NULL then. */
 #define LOOM__DRIVER_NEWER_FUNCTIONS(X)                                                                      \
+    X(launch_with, cuLaunchKernelEx,                                                                         \
+      (const loom__launch_config *config, loom__cuda_handle function, void **parameters, void **extra))      \
     X(stream_capturing, cuStreamIsCapturing, (loom__cuda_handle stream, int *status))                        \
     X(map_encode, cuTensorMapEncodeTiled,                                                                    \
       (void *map, int type, unsigned rank, void *address, const uint64_t *extents, const uint64_t *strides,  \

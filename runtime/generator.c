@@ -714,6 +714,7 @@ static void take_kernel(lua_State *lua, job *j, int table, loom__kernel_text *k)
     k->grid_rows = int_field(lua, grid, "rows");
     k->grid_persistent = optional_int(lua, grid, "persistent");
     k->prepares = bool_field(lua, table, "prepares");
+    k->overlaps = bool_field(lua, table, "overlaps");
     lua_settop(lua, table);
 
     k->num_needs = list_field(lua, table, "needs");

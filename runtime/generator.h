@@ -74,6 +74,7 @@ typedef struct loom__kernel_text {
     int32_t grid_persistent; /* blocks a multiprocessor that share out the tiles; 0: one block a tile */
     int32_t threads, smem_bytes;
     bool prepares; /* makes what is prepared */
+    bool overlaps; /* begins before the kernel before it has ended, and waits for it itself */
     int32_t num_needs;
     const char *const *needs; /* outputs; none: always launched */
     int32_t num_regions;

@@ -11,6 +11,8 @@
 
 enum { AXIS_BATCH, AXIS_SEQ, AXIS_HEAD, AXIS_DIM };
 enum { WORKSPACE_ALIGNMENT = 256 };
+/* CUlaunchAttributeID: the kernel may begin before the one before it has ended. */
+enum { PROGRAMMATIC_STREAM_SERIALIZATION = 6 };
 
 /* Positions stay within 2^31: |start| + seq <= 2^31 - 1. */
 static const int64_t MAX_SEQ = (int64_t)1 << 30, MAX_START = ((int64_t)1 << 30) - 1;
@@ -495,7 +497,8 @@ static int64_t count_blocks(const loom_plan *plan, const loom__plan_kernel *kern
     return blocks < resident ? blocks : resident;
 }
 
-static loom_status launch_kernel(const loom_plan *plan, const loom__plan_kernel *kernel,
+/* Launches a kernel; `follows` another one of the call that may end beside its beginning. */
+static loom_status launch_kernel(const loom_plan *plan, const loom__plan_kernel *kernel, bool follows,
                                  const int64_t *values, const launch_maps *maps, int64_t blocks, void *stream,
                                  loom_error *error) {
     _Alignas(LOOM__MAP_ALIGNMENT) unsigned char packed[LOOM__MAX_ARGS_BYTES];
@@ -505,9 +508,18 @@ static loom_status launch_kernel(const loom_plan *plan, const loom__plan_kernel 
         return LOOM_OK;
     }
     void *parameters[] = {packed};
+    const loom__launch_attribute overlap = {.id = PROGRAMMATIC_STREAM_SERIALIZATION, .value.number = 1};
+    const loom__launch_config config = {{(unsigned)blocks, 1, 1},
+                                        {(unsigned)kernel->facts.threads, 1, 1},
+                                        (unsigned)kernel->facts.smem_bytes,
+                                        stream,
+                                        &overlap,
+                                        1};
     int result =
-        plan->driver->launch(kernel->module.function, (unsigned)blocks, 1, 1, (unsigned)kernel->facts.threads,
-                             1, 1, (unsigned)kernel->facts.smem_bytes, stream, parameters, NULL);
+        follows && kernel->overlaps && plan->driver->launch_with
+            ? plan->driver->launch_with(&config, kernel->module.function, parameters, NULL)
+            : plan->driver->launch(kernel->module.function, config.grid[0], 1, 1, config.block[0], 1, 1,
+                                   config.smem_bytes, stream, parameters, NULL);
     return result ? loom__driver_check(plan->driver, result, kernel->facts.symbol, error) : LOOM_OK;
 }
 
@@ -555,11 +567,14 @@ static loom_status launch_all(const loom_plan *plan, const loom__plan_pass *pass
     }
     if (!any) return LOOM_OK;
     if (which != PREPARING) LOOM_TRY(plan->context, clear_regions(plan, pass, values, stream, error));
+    bool follows = false;
     for (int32_t i = 0; i < count; i++) {
         if (!blocks[i]) continue;
         loom__log(plan->context, LOOM__LOG_LAUNCH, "launch kernel=%s variant=%s blocks=%lld",
                   kernels[i].facts.name, kernels[i].facts.variant, (long long)blocks[i]);
-        LOOM_TRY(plan->context, launch_kernel(plan, &kernels[i], values, maps, blocks[i], stream, error));
+        LOOM_TRY(plan->context,
+                 launch_kernel(plan, &kernels[i], follows, values, maps, blocks[i], stream, error));
+        follows = true;
     }
     return LOOM_OK;
 }

@@ -351,6 +351,7 @@ static loom_status read_kernel(loom_plan *plan, const loom__kernel_text *text, i
     loom_pass which = strcmp(text->pass, "backward") == 0 ? LOOM_BACKWARD : LOOM_FORWARD;
     loom__plan_pass *pass = &plan->passes[which];
     kernel->prepares = text->prepares;
+    kernel->overlaps = text->overlaps;
     kernel->grid_batch = find_word(text->grid_batch);
     kernel->grid_heads = find_word(text->grid_heads);
     kernel->grid_seq = find_word(text->grid_seq);

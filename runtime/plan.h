@@ -89,6 +89,7 @@ typedef struct loom__plan_kernel {
     int32_t args_bytes;
     uint32_t needs;               /* bits of tensors, one of which must be wanted; 0: always */
     bool prepares;                /* makes what is prepared: not launched where the caller has that */
+    bool overlaps;                /* begins before the kernel before it has ended, and waits for it itself */
     int32_t grid_batch, grid_heads, grid_seq; /* indices of values */
     int32_t grid_rows;
     int32_t grid_persistent;       /* blocks a multiprocessor that share out the tiles; 0: one block a tile */

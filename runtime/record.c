@@ -49,9 +49,9 @@ static void print_words(printer *p, const char *const *words, int32_t num_words)
 }
 
 static void print_kernel(printer *p, const loom__kernel_text *k) {
-    print(p, "kernel %s %s %s %s %s %s %s %s %d %d %d %d %d %d\n", k->name, k->pass, k->variant, k->symbol,
+    print(p, "kernel %s %s %s %s %s %s %s %s %d %d %d %d %d %d %d\n", k->name, k->pass, k->variant, k->symbol,
           k->arch ? k->arch : "-", k->grid_batch, k->grid_heads, k->grid_seq, k->grid_rows,
-          k->grid_persistent, k->threads, k->smem_bytes, k->prepares, k->args_bytes);
+          k->grid_persistent, k->threads, k->smem_bytes, k->prepares, k->overlaps, k->args_bytes);
     print_block(p, "key", k->key);
     print(p, "needs %d", k->num_needs);
     print_words(p, k->needs, k->num_needs);
@@ -179,6 +179,7 @@ static void take_kernel(reader *r, loom__kernel_text *k) {
     k->threads = take_int(r);
     k->smem_bytes = take_int(r);
     k->prepares = take_int(r);
+    k->overlaps = take_int(r);
     k->args_bytes = take_int(r);
     k->key = take_block(r, "key");
     start_line(r, "needs");

@@ -11,10 +11,13 @@ constexpr float of_sums = 1;  // dQ was summed up as many times as large
 
 //@ part("pack")
 
+//@ part("overlap")
+
 // Sums lie in the order of accumulators: of each tile those of two warpgroups, of these 8 columns after 8 columns of all rows, of
 // these rows r, columns 0 1 and row r + 8, the same, then columns 2 3 and so on: 16 numbers side by side are 8 columns of two rows.
 extern "C" __global__ void __launch_bounds__(threads) ${symbol}(const __grid_constant__ LoomArgs args) {
     // [1] dQ of a tile
+    await_kernels_before();
     const int tiles = (args.seq_q + tile_q - 1) / tile_q, tile = blockIdx.x % tiles, place = blockIdx.x / tiles;
     const int head = place % args.heads_q, batch = place / args.heads_q;
     const float scale = args.scale / of_sums;

@@ -2,6 +2,7 @@
 //@ local two_tiles, two_chunks = c.tile_q == 128, c.chunks_qk == 2
 //@ local adds_dq = c.own_dq == 0  -- else it is made by hopper/backward_dq.cu
 //@ local finds_nonfinite = has_mask and adds_dq
+//@ local may_pass_first = has_mask and adds_dq and not listed and c.tile_q == 64
 //@ text(header)
 
 //@ text(constants)
@@ -35,6 +36,8 @@
 
 //@ end
 //@ part("pack")
+
+//@ part("overlap")
 
 //@ part("opaque")
 
@@ -335,6 +338,9 @@ template <bool first>
 //@ if adds_dq then
     const int nth = before->nth + 1;
     store_ds(ds, consumer, buffer_of(nth));
+//@ if not two_tiles then  -- costs 4 % there
+    publish_shared();
+//@ end
 //@ if has_mask then
     bool cared = false;
 //@ end
@@ -344,7 +350,9 @@ template <bool first>
         cared = cared_for(consumer, before);
 //@ end
     }
+//@ if two_tiles then
     publish_shared();
+//@ end
     __syncwarp();
     if (lane == 0) barrier_arrive(bar_ds_full(smem, buffer_of(nth)));
 //@ end
@@ -353,11 +361,13 @@ template <bool first>
     wgmma_fence();
     multiply_pdo(dv, p, operand(smem + smem_dout + at * dout_bytes, tile_q * 8));
     wgmma_commit();
+//@ if adds_dq then
+    //@ text("if (!first" .. (has_mask and " && !cared" or "") .. ") add_dq(dq, consumer, before);")
+//@ end
     wgmma_fence();
     multiply_dsq(dk, ds, operand(smem + smem_q + at * q_bytes, tile_q * 8));
     wgmma_commit();
 //@ if adds_dq then
-    //@ text("if (!first" .. (has_mask and " && !cared" or "") .. ") add_dq(dq, consumer, before);")
     before->nth = nth;
     before->place = place;
 //@ if has_mask then
@@ -372,6 +382,51 @@ template <bool first>
     return what;
 }
 
+//@ if may_pass_first then
+// Whether some query of the work's first tile may see a key of this warpgroup.
+static __device__ __forceinline__ bool sees_first(const Consumer *consumer) {
+    Work work = consumer->told->work;
+    work.head = from_lane_0(in_lane_0(&consumer->told->first.head));
+    const int first = work.tile * tile_k + 64 * consumer->warpgroup, last = min(first + 64, work.seq_k) - 1;
+    const int query = work.q_start + from_lane_0(in_lane_0(&consumer->told->first.index)) * tile_q;
+    Span outer, inner;
+    visible_queries(consumer->args, &work, work.k_start + first, work.k_start + last, &outer, &inner);
+    return first <= last && outer.lo < query + tile_q && outer.hi >= query;
+}
+
+// The first tile of queries of a work that see no key of this warpgroup, as under a causal mask: a dS of 0, and S for note_nonfinite.
+static __device__ __forceinline__ unsigned pass_first(const Consumer *consumer, Before *before, Stage *stage) {
+    const unsigned smem = consumer->smem;
+    const int at = uniform(stage->index), nth = before->nth + 1;
+    float s[tile_q / 2];
+    barrier_wait(bar_q_full(smem, at), stage->parity);
+    barrier_wait(bar_k_full(smem), consumer->parity);
+    wgmma_fence();
+    multiply_kq(s, consumer->k, operand(smem + smem_q + at * q_bytes, 1));
+    wgmma_commit();
+    unsigned ds[tile_q / 4];
+#pragma unroll
+    for (int i = 0; i < tile_q / 4; ++i) ds[i] = 0;
+    store_ds(ds, consumer, buffer_of(nth));
+    publish_shared();
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) barrier_arrive(bar_ds_full(smem, buffer_of(nth)));
+    const Tile *tile = &consumer->tiles[at];
+    const unsigned told[2] = {in_lane_0(&tile->what), in_lane_0(&tile->place)};
+    before->nth = nth;
+    before->what = from_lane_0(told[0]);
+    before->place = from_lane_0(told[1]);
+    barrier_wait(bar_dout_full(smem, at), stage->parity);
+    barrier_wait(bar_v_full(smem), consumer->parity);
+    if (threadIdx.x % 32 == 0) barrier_arrive(bar_dout_empty(smem, at));
+    wgmma_wait<0>();
+    note_nonfinite(s, consumer);
+    release_queries(smem, at);
+    stage_next(stage);
+    return before->what;
+}
+
+//@ end
 //@ part("store_gradient", {name = "dk", region = "out", kind = "qk", tile = "tile_k", head = "head_kv"})
 
 //@ part("store_gradient", {name = "dv", region = "out", kind = "v", tile = "tile_k", head = "head_kv"})
@@ -402,6 +457,7 @@ template <bool first>
 //@ if adds_dq then
     Before before;
     before.nth = -1;
+    await_kernels_before();  // the sum of dQ is cleared
 //@ end
     for (int nth = 0;; ++nth) {
         const int slot = slot_of(nth);
@@ -426,7 +482,16 @@ template <bool first>
         const bool none = __any_sync(~0u, about & is_none);
         if (!none) {
 //@ if has_mask then
+//@ if may_pass_first then
+            unsigned what;
+            if (__any_sync(~0u, sees_first(&consumer))) {
+                //@ text("what = step<true, true>" .. arguments)
+            } else {
+                what = pass_first(&consumer, &before, &stage);
+            }
+//@ else
             //@ text("unsigned what = step<true, true>" .. arguments)
+//@ end
             for (;;) {  // votes: operands stay in the uniform datapath; full tiles have a loop of their own
                 while (__any_sync(~0u, what & next_is_full)) {
                     //@ text("what = step<false, false>" .. arguments)
@@ -474,6 +539,10 @@ extern "C" __global__ void __launch_bounds__(threads, 1) ${symbol}(const __grid_
     Work *works = (Work *)(shared + smem_works);  // at hand of the loader of queries and of each teller
     Told *told = (Told *)(shared + smem_told);
     Statistics *statistics = (Statistics *)(shared + smem_statistics);
+    let_next_begin();
+//@ if listed then
+    await_kernels_before();
+//@ end
     if (threadIdx.x == 0) {
         begin_barriers(&args, smem);
 //@ if adds_dq then

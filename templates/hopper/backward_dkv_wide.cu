@@ -27,6 +27,8 @@
 
 //@ part("pack")
 
+//@ part("overlap")
+
 //@ part("opaque")
 
 //@ part("exp2")
@@ -312,6 +314,10 @@ extern "C" __global__ void __launch_bounds__(threads, 1) ${symbol}(const __grid_
     Work *works = (Work *)(shared + smem_works);  // at hand of the loader of queries and of each teller
     Told *told = (Told *)(shared + smem_told);
     Statistics *statistics = (Statistics *)(shared + smem_statistics);
+    let_next_begin();
+//@ if listed then
+    await_kernels_before();
+//@ end
     if (threadIdx.x == 0) {
         begin_barriers(&args, smem);
         publish_shared();

@@ -38,6 +38,8 @@ constexpr float most = 3.40282347e38f;
 
 //@ part("pack")
 
+//@ part("overlap")
+
 //@ part("exp2")
 
 //@ part("seen_of", {columns = c.tile_k // 8})
@@ -307,6 +309,7 @@ extern "C" __global__ void __launch_bounds__(threads, 1) ${symbol}(const __grid_
     const unsigned smem = (unsigned)__cvta_generic_to_shared(shared);
     Tile *tiles = (Tile *)(shared + smem_tiles);
     Work *work = (Work *)(shared + smem_work);
+    await_kernels_before();
     if (threadIdx.x == 0) {
         prefetch_map(&args.q_map);
         prefetch_map(&args.dout_map);

@@ -9,6 +9,10 @@ constexpr int lanes = 8;  // threads of a row
 
 //@ part("element")
 
+//@ if k.overlapped then
+//@ part("overlap")
+
+//@ end
 // Eight elements of a row as f32.
 static __device__ __forceinline__ void load_eight(float (&x)[8], const unsigned short *from) {
 //@ if aligned then
@@ -23,6 +27,9 @@ static __device__ __forceinline__ void load_eight(float (&x)[8], const unsigned 
 }
 
 extern "C" __global__ void __launch_bounds__(threads) ${symbol}(const __grid_constant__ LoomArgs args) {
+//@ if k.overlapped then
+    let_next_begin();
+//@ end
     const Work work = work_of(&args, blockIdx.x);
     const int row = work.tile * tile_q + threadIdx.x / lanes, lane = threadIdx.x % lanes;
     const long long head = (long long)work.batch * args.heads_q + work.head;

@@ -22,6 +22,7 @@ local CALLS = {
     {"fence.proxy.async", ";"},
     {"prefetch.tensormap", ";"},
     {"setmaxnreg", ";"},
+    {"griddepcontrol", ";"},
     {"wgmma.fence", "emu_wgmma_fence();"},
     {"wgmma.commit_group", "emu_wgmma_commit();"},
     {"wgmma.wait_group", "emu_wgmma_wait($1);"},

@@ -441,6 +441,12 @@ static __device__ __forceinline__ unsigned pack(float lo, float hi) {
     return pair;
 }
 
+// Lets the next kernel begin where multiprocessors have room for it, when all blocks have come here.
+static __device__ __forceinline__ void let_next_begin() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+
+// Waits until the kernels before have ended: for what they have written.
+static __device__ __forceinline__ void await_kernels_before() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
 // x, of which the compiler knows nothing: it neither makes it anew before each use, nor keeps what is made of it, for a path that is
 // rarely taken, in registers through a loop.
 static __device__ __forceinline__ unsigned opaque(unsigned x) {
@@ -735,6 +741,7 @@ template <bool of_lse> static __device__ __forceinline__ void tell_work(const Lo
 
 template <bool of_lse> static __device__ __forceinline__ void tell(const LoomArgs *args, Work *work, unsigned smem, Statistics *statistics, const Told *told) {
     Stage stage = {0, 1};
+    if (!of_lse) await_kernels_before();  // D is there
     for (int nth = 0;; ++nth) {
         const int slot = slot_of(nth);
         barrier_wait(bar_told(smem, slot), slot_parity(nth));
@@ -1043,12 +1050,12 @@ static __device__ __forceinline__ unsigned step(float (&dk)[depth_qk / 2], float
     }
     const int nth = before->nth + 1;
     store_ds(ds, consumer, buffer_of(nth));
+    publish_shared();
     bool cared = false;
     if (!first) {
         wgmma_wait<0>();  // dQ: nobody reads the other buffer any more
         cared = cared_for(consumer, before);
     }
-    publish_shared();
     __syncwarp();
     if (lane == 0) barrier_arrive(bar_ds_full(smem, buffer_of(nth)));
 
@@ -1056,10 +1063,10 @@ static __device__ __forceinline__ unsigned step(float (&dk)[depth_qk / 2], float
     wgmma_fence();
     multiply_pdo(dv, p, operand(smem + smem_dout + at * dout_bytes, tile_q * 8));
     wgmma_commit();
+    if (!first && !cared) add_dq(dq, consumer, before);
     wgmma_fence();
     multiply_dsq(dk, ds, operand(smem + smem_q + at * q_bytes, tile_q * 8));
     wgmma_commit();
-    if (!first && !cared) add_dq(dq, consumer, before);
     before->nth = nth;
     before->place = place;
     before->what = what;
@@ -1069,6 +1076,49 @@ static __device__ __forceinline__ unsigned step(float (&dk)[depth_qk / 2], float
     release_queries(smem, at);
     stage_next(stage);
     return what;
+}
+
+// Whether some query of the work's first tile may see a key of this warpgroup.
+static __device__ __forceinline__ bool sees_first(const Consumer *consumer) {
+    Work work = consumer->told->work;
+    work.head = from_lane_0(in_lane_0(&consumer->told->first.head));
+    const int first = work.tile * tile_k + 64 * consumer->warpgroup, last = min(first + 64, work.seq_k) - 1;
+    const int query = work.q_start + from_lane_0(in_lane_0(&consumer->told->first.index)) * tile_q;
+    Span outer, inner;
+    visible_queries(consumer->args, &work, work.k_start + first, work.k_start + last, &outer, &inner);
+    return first <= last && outer.lo < query + tile_q && outer.hi >= query;
+}
+
+// The first tile of queries of a work that see no key of this warpgroup, as under a causal mask: a dS of 0, and S for note_nonfinite.
+static __device__ __forceinline__ unsigned pass_first(const Consumer *consumer, Before *before, Stage *stage) {
+    const unsigned smem = consumer->smem;
+    const int at = uniform(stage->index), nth = before->nth + 1;
+    float s[tile_q / 2];
+    barrier_wait(bar_q_full(smem, at), stage->parity);
+    barrier_wait(bar_k_full(smem), consumer->parity);
+    wgmma_fence();
+    multiply_kq(s, consumer->k, operand(smem + smem_q + at * q_bytes, 1));
+    wgmma_commit();
+    unsigned ds[tile_q / 4];
+#pragma unroll
+    for (int i = 0; i < tile_q / 4; ++i) ds[i] = 0;
+    store_ds(ds, consumer, buffer_of(nth));
+    publish_shared();
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) barrier_arrive(bar_ds_full(smem, buffer_of(nth)));
+    const Tile *tile = &consumer->tiles[at];
+    const unsigned told[2] = {in_lane_0(&tile->what), in_lane_0(&tile->place)};
+    before->nth = nth;
+    before->what = from_lane_0(told[0]);
+    before->place = from_lane_0(told[1]);
+    barrier_wait(bar_dout_full(smem, at), stage->parity);
+    barrier_wait(bar_v_full(smem), consumer->parity);
+    if (threadIdx.x % 32 == 0) barrier_arrive(bar_dout_empty(smem, at));
+    wgmma_wait<0>();
+    note_nonfinite(s, consumer);
+    release_queries(smem, at);
+    stage_next(stage);
+    return before->what;
 }
 
 // Starts writing dk through the shared memory of out, which nobody reads any more but this warp's last stores: each warp 16
@@ -1135,6 +1185,7 @@ static __device__ __forceinline__ void consume(const LoomArgs *args, unsigned sm
     Stage stage = {0, 0};
     Before before;
     before.nth = -1;
+    await_kernels_before();  // the sum of dQ is cleared
     for (int nth = 0;; ++nth) {
         const int slot = slot_of(nth);
         barrier_wait(bar_told(smem, slot), slot_parity(nth));
@@ -1153,7 +1204,12 @@ static __device__ __forceinline__ void consume(const LoomArgs *args, unsigned sm
         float dq[dq_columns / 2];
         const bool none = __any_sync(~0u, about & is_none);
         if (!none) {
-            unsigned what = step<true, true>(dk, dv, &consumer, &before, &stage);
+            unsigned what;
+            if (__any_sync(~0u, sees_first(&consumer))) {
+                what = step<true, true>(dk, dv, &consumer, &before, &stage);
+            } else {
+                what = pass_first(&consumer, &before, &stage);
+            }
             for (;;) {  // votes: operands stay in the uniform datapath; full tiles have a loop of their own
                 while (__any_sync(~0u, what & next_is_full)) {
                     what = step<false, false>(dk, dv, &consumer, &before, &stage);
@@ -1189,6 +1245,7 @@ extern "C" __global__ void __launch_bounds__(threads, 1) attnloom_backward_dkv(c
     Work *works = (Work *)(shared + smem_works);  // at hand of the loader of queries and of each teller
     Told *told = (Told *)(shared + smem_told);
     Statistics *statistics = (Statistics *)(shared + smem_statistics);
+    let_next_begin();
     if (threadIdx.x == 0) {
         begin_barriers(&args, smem);
         barrier_init(bar_ds_full(smem, 0), 4 * warpgroups);

@@ -234,6 +234,7 @@ template <bool of_lse> static __device__ __forceinline__ void tell_work(const Lo
 
 template <bool of_lse> static __device__ __forceinline__ void tell(const LoomArgs *args, Work *work, unsigned smem, Statistics *statistics, const Told *told) {
     Stage stage = {0, 1};
+    if (!of_lse) await_kernels_before();  // D is there
     for (int nth = 0;; ++nth) {
         const int slot = slot_of(nth);
         barrier_wait(bar_told(smem, slot), slot_parity(nth));
