@@ -47,6 +47,10 @@ bool loom__cache_load(loom_context *context, const char *name, const char *key, 
  * bytes. */
 void loom__cache_store(loom_context *context, const char *name, const char *key, loom__arena *arena,
                        loom__entry *entry);
+/* Keys of the entries whose name has `part` in it, in the arena; those that cannot be read are left out. Their
+ * kernels are not looked at. */
+loom_status loom__cache_keys(loom_context *context, const char *part, loom__arena *arena,
+                             const char *const **keys, int32_t *num_keys, loom_error *error);
 /* Removes an entry that turned out not to load. */
 void loom__cache_evict(loom_context *context, const char *path, const char *reason);
 loom_status loom__cache_certify(loom_context *context, const char *path, const char *text, loom_error *error);

@@ -592,6 +592,17 @@ loom_status loom__rig_compare(loom__rig *rig, loom_pass pass, loom__rig_report *
     return status;
 }
 
+void loom__rig_print_verdict(const loom__rig_verdict *verdict, const char *layout,
+                             char line[LOOM__RIG_LINE_BYTES]) {
+    char finite[96] = "";
+    if (verdict->num_finite < verdict->num_elements)
+        snprintf(finite, sizeof finite, ", %lld of %lld elements finite", (long long)verdict->num_finite,
+                 (long long)verdict->num_elements);
+    snprintf(line, LOOM__RIG_LINE_BYTES, "%-4s %-6s error %.3e limit %.3e worst %.3e limit %.3e %s%s\n",
+             loom__rig_names[verdict->name], layout, verdict->error, verdict->limit, verdict->worst,
+             verdict->worst_limit, verdict->fine ? "fine" : "WRONG", finite);
+}
+
 void loom__rig_explain(const loom__rig_report *report, char *text, size_t capacity) {
     size_t used = 0;
     text[0] = 0;

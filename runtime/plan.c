@@ -21,6 +21,7 @@
 #include "compile.h"
 #include "pack.h"
 #include "record.h"
+#include "stand_in.h"
 #include "tune.h"
 #include "wisdom.h"
 
@@ -61,10 +62,11 @@ static loom_status check_desc(loom_context *context, const loom_plan_desc *desc,
         return loom__fail(error, LOOM_INVALID, "desc.measure_seconds",
                           "measure_seconds is %g, it must be 0 or more", desc->measure_seconds);
     }
-    if (desc->flags & ~(uint32_t)(LOOM_NO_COMPILE | LOOM_ASYNC)) {
-        return loom__fail(error, LOOM_INVALID, "desc.flags",
-                          "flags are 0x%x, known are LOOM_NO_COMPILE (0x1) and LOOM_ASYNC (0x2)",
-                          desc->flags);
+    if (desc->flags & ~(uint32_t)(LOOM_NO_COMPILE | LOOM_ASYNC | LOOM_STAND_IN)) {
+        return loom__fail(
+            error, LOOM_INVALID, "desc.flags",
+            "flags are 0x%x, known are LOOM_NO_COMPILE (0x1), LOOM_ASYNC (0x2) and LOOM_STAND_IN (0x4)",
+            desc->flags);
     }
     if (desc->rigor == LOOM_MEASURE && desc->flags) {
         return loom__fail(
@@ -72,6 +74,16 @@ static loom_status check_desc(loom_context *context, const loom_plan_desc *desc,
             "flags are 0x%x, but LOOM_MEASURE compiles and times before it answers: it takes neither "
             "LOOM_NO_COMPILE nor LOOM_ASYNC",
             desc->flags);
+    }
+    if (desc->flags & LOOM_STAND_IN && desc->flags != (LOOM_ASYNC | LOOM_STAND_IN)) {
+        return loom__fail(error, LOOM_INVALID, "desc.flags",
+                          "flags are 0x%x, but LOOM_STAND_IN (0x4) is for what LOOM_ASYNC (0x2) compiles: it "
+                          "needs that flag, and not LOOM_NO_COMPILE",
+                          desc->flags);
+    }
+    if (desc->flags & LOOM_STAND_IN && desc->device == LOOM_DEVICE_NONE) {
+        return loom__fail(error, LOOM_INVALID, "desc.flags",
+                          "LOOM_STAND_IN (0x4) is for launches, and device is LOOM_DEVICE_NONE");
     }
     int32_t alignment = desc->alignment;
     if (alignment < 0 || alignment > MAX_ALIGNMENT || (alignment & (alignment - 1))) {
@@ -1111,6 +1123,7 @@ static loom_status begin(loom_context *context, const loom_plan_desc *desc, loom
     loom_plan *made = context->memory.resize(context->memory.user, NULL, sizeof *made);
     if (!made) return loom__fail_memory(error);
     memset(made, 0, sizeof *made);
+    atomic_init(&made->serving, made);
     made->context = context;
     made->arena.memory = &context->memory;
     loom__construction *c = loom__arena_alloc(&made->arena, sizeof *c);
@@ -1201,6 +1214,10 @@ loom_status loom_plan_create(loom_context *context, const loom_plan_desc *given,
         own.size = sizeof own;
         desc = &own;
     }
+    if (desc && desc->size >= sizeof own && desc->flags & LOOM_STAND_IN) {
+        LOOM_TRY(NULL, check_desc(context, desc, plan, error));
+        return loom__stand_in_create(context, desc, plan, error);
+    }
     if (desc && desc->size >= sizeof own && desc->rigor == LOOM_MEASURE && context && plan)
         LOOM_TRY(context, begin_measured(context, desc, &made, error));
     else
@@ -1272,6 +1289,7 @@ loom_status loom_plan_wait(loom_plan *plan, double timeout_seconds, loom_error *
         return loom__fail(error, LOOM_INVALID, "timeout_seconds",
                           "timeout_seconds is %g, it must be 0 or more", timeout_seconds);
     }
+    if (plan->own) plan = plan->own;
     if (loom__plan_is_ready(plan)) return LOOM_OK;
     loom__construction *c = plan->construction;
     struct timespec end;
@@ -1292,6 +1310,7 @@ void loom_plan_destroy(loom_plan *plan) {
     if (!plan) return;
     loom_context *context = plan->context;
     loom__construction *c = plan->construction;
+    loom__stand_in_destroy(plan);
     if (c && c->async) {
         if (c->has_thread) pthread_join(c->thread, NULL);
         pthread_cond_destroy(&c->finished);
@@ -1311,6 +1330,7 @@ void loom_plan_destroy(loom_plan *plan) {
 /* -- Introspection --------------------------------------------------------------------------------------- */
 
 int32_t loom_plan_param(const loom_plan *plan, const char *name) {
+    plan = loom__plan_serving(plan);
     for (int32_t i = 0; plan && name && i < plan->num_params; i++) {
         if (strcmp(plan->params[i].name, name) == 0) return i;
     }
@@ -1319,15 +1339,18 @@ int32_t loom_plan_param(const loom_plan *plan, const char *name) {
 
 const char *loom_plan_text(const loom_plan *plan, loom_text which) {
     if (!plan || which < LOOM_TEXT_PROBLEM || which > LOOM_TEXT_WHY) return "";
-    return plan->texts[which];
+    return loom__plan_serving(plan)->texts[which];
 }
 
-int32_t loom_plan_num_kernels(const loom_plan *plan) { return plan ? plan->num_kernels : 0; }
+int32_t loom_plan_num_kernels(const loom_plan *plan) {
+    return plan ? loom__plan_serving(plan)->num_kernels : 0;
+}
 
 loom_status loom_plan_kernel(const loom_plan *plan, int32_t index, loom_kernel *kernel, loom_error *error) {
     if (!plan || !kernel)
         return loom__fail(error, LOOM_INVALID, plan ? "kernel" : "plan", "%s is NULL",
                           plan ? "kernel" : "plan");
+    plan = loom__plan_serving(plan);
     const size_t first_bytes = offsetof(loom_kernel, pack); /* without what was appended later */
     if (kernel->size < first_bytes) {
         return loom__fail(error, LOOM_INVALID, "kernel.size",
@@ -1348,6 +1371,7 @@ loom_status loom_plan_kernel(const loom_plan *plan, int32_t index, loom_kernel *
 loom_status loom_plan_certify(loom_plan *plan, const char *text, loom_error *error) {
     if (!plan || !text)
         return loom__fail(error, LOOM_INVALID, plan ? "text" : "plan", "%s is NULL", plan ? "text" : "plan");
+    plan = loom__plan_serving(plan);
     if (!loom__plan_is_ready(plan)) return loom__plan_fail_unready(plan, error);
     loom_context *context = plan->context;
     loom_status status = LOOM_OK;

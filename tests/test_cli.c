@@ -955,6 +955,20 @@ static void check_needs_something_finite(void **state) {
     expect(RUN("check", "fp32 d=8", "--device", "host", "--shape", "batch=1 heads=1 seq=0"), 0);
 }
 
+/* What serves first and what it stood in for are both checked; then there is nothing to stand in for. */
+static void check_of_a_stand_in(void **state) {
+    (void)state;
+    char *schedule = "tile=32x32";
+    outcome got =
+        expect(RUN("check", "fp32 d=24", "--device", "host", "--schedule", schedule, "--stand-in"), 0);
+    assert_non_null(strstr(got.out, "\nthis stands in\nproblem fp32 d=24\n"));
+    assert_true(strstr(got.out, "schedule tile=32x32") > strstr(got.out, "this stands in"));
+    assert_null(strstr(got.out, "WRONG"));
+    got = expect(RUN("check", "fp32 d=24", "--device", "host", "--schedule", schedule, "--stand-in"), 0);
+    expect_text(got.out, "nothing stands in");
+    expect(RUN("check", "--installed", "--stand-in"), 2);
+}
+
 /* -- Cache ---------------------------------------------------------------------------------------------- */
 
 static void empty_cache(void) { expect(RUN("cache", "clear"), 0); }
@@ -1469,6 +1483,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(missing_line_is_an_entry),
         cmocka_unit_test(wrong_packs_are_refused),
         cmocka_unit_test(check_needs_something_finite),
+        cmocka_unit_test(check_of_a_stand_in),
         cmocka_unit_test(cache_lists_and_clears),
         cmocka_unit_test(cache_finds_damage),
         cmocka_unit_test(clear_spares_other_files),
