@@ -692,6 +692,7 @@ struct loom__construction {
     loom__record asked;               /* what was asked for: problem, schedules and hint as given */
     const loom__toolchain *toolchain; /* NULL while no kernel is missing */
     bool no_compile;
+    bool by_wisdom; /* a schedule is what wisdom said */
     double start;
     /* With LOOM_ASYNC: */
     bool async, has_thread;
@@ -969,21 +970,25 @@ static loom_status ask_wisdom(loom__construction *c, const loom_plan_desc *desc,
     return LOOM_OK;
 }
 
-/* Whether a pass has the schedule that was asked for, or what wisdom said. */
-static bool is_measured(const loom__request *request, const char *target, loom_pass pass,
-                        const char *schedule) {
-    const char *forced = pass == LOOM_BACKWARD ? request->schedule_backward : request->schedule;
+static bool is_forced(const loom__request *request, loom_pass pass) {
+    return (pass == LOOM_BACKWARD ? request->schedule_backward : request->schedule) != NULL;
+}
+
+/* Whether a pass has the schedule that wisdom said, where none was asked for. */
+static bool is_measured(const loom__request *request, const loom__generated *generated, loom_pass pass) {
+    const char *schedule = pass == LOOM_BACKWARD ? generated->schedule_backward : generated->schedule;
     const char *measured = NULL;
     for (int32_t i = 0; i < LOOM__NUM_TARGETS; i++) {
-        if (strcmp(loom__target_names[i], target) == 0) measured = request->measured[i][pass];
+        if (strcmp(loom__target_names[i], generated->target) == 0) measured = request->measured[i][pass];
     }
-    return forced || (measured && strcmp(measured, schedule) == 0);
+    return !is_forced(request, pass) && measured && strcmp(measured, schedule) == 0;
 }
 
 static loom_status need_wisdom(const loom__construction *c, const loom__request *request, loom_error *error) {
     const loom__generated *g = &c->generated;
-    bool forward = is_measured(request, g->target, LOOM_FORWARD, g->schedule);
-    bool backward = !c->info.backward || is_measured(request, g->target, LOOM_BACKWARD, g->schedule_backward);
+    bool forward = is_forced(request, LOOM_FORWARD) || is_measured(request, g, LOOM_FORWARD);
+    bool backward =
+        !c->info.backward || is_forced(request, LOOM_BACKWARD) || is_measured(request, g, LOOM_BACKWARD);
     if (forward && backward) return LOOM_OK;
     loom__shape_class class = loom__shape_class_of(&request->hint);
     return loom__fail(error, LOOM_NOT_FOUND, "desc.rigor",
@@ -1037,7 +1042,11 @@ static loom_status describe(loom__construction *c, const loom_plan_desc *desc, l
     if (known == LOOM_NOT_FOUND) return forward(&refusal, error);
     if (found != LOOM_OK && found != LOOM_NOT_FOUND) return forward(&refusal, error);
     if (desc->rigor != LOOM_ESTIMATE && found == LOOM_OK) LOOM_TRY(context, need_wisdom(c, &request, error));
-    if (found == LOOM_OK) LOOM_TRY(context, look_into_packs(c, error));
+    if (found == LOOM_OK) {
+        LOOM_TRY(context, look_into_packs(c, error));
+        c->by_wisdom = is_measured(&request, generated, LOOM_FORWARD) ||
+                       (c->info.backward && is_measured(&request, generated, LOOM_BACKWARD));
+    }
     if ((found == LOOM_NOT_FOUND || c->num_missing) && plan->device)
         LOOM_TRY(context, take_older_arch(c, &request, error));
     if (!generated->num_kernels) return explain(c, forward(&refusal, error), error);
@@ -1160,13 +1169,15 @@ static loom_status begin_estimated(loom_context *context, const loom_plan_desc *
 
 /* -- Measuring ------------------------------------------------------------------------------------------- */
 
-/* Times the passes that have no wisdom yet and whose schedule is not asked for. */
-static loom_status measure(loom_context *context, const loom_plan_desc *desc, loom_error *error) {
+/* Times the passes whose schedule is not asked for; `only_unknown`: of these those that have no wisdom yet.
+ */
+static loom_status measure(loom_context *context, const loom_plan_desc *desc, bool only_unknown,
+                           loom_error *error) {
     loom__arena arena = {&context->memory, NULL};
     loom__problem_info info;
     loom__tune_options options = {.seconds =
                                       desc->measure_seconds > 0 ? desc->measure_seconds : LOOM__TUNE_SECONDS,
-                                  .only_unknown = true};
+                                  .only_unknown = only_unknown};
     loom_status status = loom__problem_query(context, desc->problem, &arena, &info, error);
     for (loom_pass pass = LOOM_FORWARD; !status && pass <= (info.backward ? LOOM_BACKWARD : LOOM_FORWARD);
          pass++) {
@@ -1189,7 +1200,7 @@ static loom_status begin_measured(loom_context *context, const loom_plan_desc *d
     pthread_mutex_lock(&context->tuning);
     loom_status status = begin(context, desc, plan, &missing);
     bool unknown = status == LOOM_NOT_FOUND && strcmp(missing.field, "desc.rigor") == 0;
-    if (unknown) status = measure(context, desc, &missing);
+    if (unknown) status = measure(context, desc, true, &missing);
     pthread_mutex_unlock(&context->tuning);
     if (unknown && (status == LOOM_MEMORY || status == LOOM_DRIVER)) {
         /* No room for tensors of its own; a lost device fails the estimate, too. */
@@ -1198,6 +1209,25 @@ static loom_status begin_measured(loom_context *context, const loom_plan_desc *d
     }
     if (unknown && status == LOOM_OK) return begin(context, &estimate, plan, error);
     if (status != LOOM_OK && error && error->size >= sizeof *error) *error = missing;
+    return status;
+}
+
+/* Once more, where what wisdom said does not compile or load: a line that was written by hand, or for another
+ * compiler, is replaced by what can be used. */
+static loom_status measure_again(loom_context *context, const loom_plan_desc *desc, loom_plan **plan,
+                                 loom_error *error) {
+    loom_error failure = LOOM_ERROR_INIT;
+    loom_plan_desc estimate = *desc;
+    estimate.rigor = LOOM_ESTIMATE;
+    pthread_mutex_lock(&context->tuning);
+    if (measure(context, desc, false, &failure))
+        loom__cache_warn(context, "the schedules are not timed: %s", failure.text);
+    pthread_mutex_unlock(&context->tuning);
+    LOOM_TRY(context, begin(context, &estimate, plan, error));
+    loom_status status = construct((*plan)->construction, error);
+    if (status == LOOM_OK) return LOOM_OK;
+    loom_plan_destroy(*plan);
+    *plan = NULL;
     return status;
 }
 
@@ -1228,6 +1258,10 @@ loom_status loom_plan_create(loom_context *context, const loom_plan_desc *given,
         if (status != LOOM_OK) loom__generator_release(context, &c->generated);
     } else {
         status = construct(c, error);
+        if (status != LOOM_OK && status != LOOM_MEMORY && desc->rigor == LOOM_MEASURE && c->by_wisdom) {
+            loom_plan_destroy(made);
+            status = measure_again(context, desc, &made, error);
+        }
         if (status == LOOM_OK) atomic_store_explicit(&made->state, LOOM__PLAN_READY, memory_order_release);
     }
     if (status == LOOM_OK)

@@ -51,7 +51,8 @@ typedef struct tuner {
     loom__arena *arena;
     double deadline;
     loom__tuning *result;
-    run *runs; /* one a trial */
+    const char *known; /* what wisdom has for the same, NULL: nothing */
+    run *runs;         /* one a trial */
     loom__reference *facts;
     loom__device_memory *memory;
     loom_param params[LOOM__MAX_PARAMS];
@@ -124,13 +125,18 @@ static loom_status fail_trial(tuner *t, int32_t index, const loom_error *failure
 
 /* -- Candidates ------------------------------------------------------------------------------------------ */
 
-/* What wisdom has for about this shape, of any generator. */
+/* What wisdom has for the same, else for about this shape, of any generator. */
 static const char *find_hint(tuner *t) {
     loom__wisdom_entry wanted = t->result->entry;
+    const loom__wisdom_entry *found = loom__wisdom_find(t->context, &wanted, 0);
+    t->known = found ? found->schedule : NULL;
     wanted.generator = NULL;
-    const loom__wisdom_entry *found = loom__wisdom_find(t->context, &wanted, LOOM__WISDOM_NEAR);
+    if (!found) found = loom__wisdom_find(t->context, &wanted, LOOM__WISDOM_NEAR);
     return found ? found->schedule : NULL;
 }
+
+/* Whether wisdom has a candidate for the same: what the model does not list is unknown to this generator. */
+static bool is_known(const tuner *t) { return t->known && t->result->trials[0].rank; }
 
 static loom_status list_trials(tuner *t, loom_error *error) {
     loom__tuning *r = t->result;
@@ -422,16 +428,18 @@ static loom_status run_rounds(tuner *t, loom_error *error) {
 
 /* -- The winner ------------------------------------------------------------------------------------------ */
 
-/* The fastest becomes wisdom. */
+/* The fastest becomes wisdom, in the place of what was known if that had its turn, which was the first. */
 static loom_status keep_winner(tuner *t, loom_error *error) {
     loom__tuning *r = t->result;
     loom_error failure = LOOM_ERROR_INIT;
+    const char *tried = r->trials[0].state != LOOM__TRIAL_LATE ? t->known : NULL;
     LOOM_TRY(t->context, trust_best(t, error));
     if (r->best < 0) return LOOM_OK;
     const loom__trial *winner = &r->trials[r->best];
     r->entry.schedule = winner->schedule;
-    r->entry.ns = winner->ms * 1e6 < 1 ? 1 : (int64_t)(winner->ms * 1e6);
-    loom_status status = loom__wisdom_learn(t->context, &r->entry, &failure);
+    double ns = winner->ms * 1e6 * loom__shape_class_share(&t->desc.hint);
+    r->entry.ns = ns < 1 ? 1 : (int64_t)ns;
+    loom_status status = loom__wisdom_learn(t->context, &r->entry, tried, &failure);
     if (status == LOOM_MEMORY) return loom__fail_memory(error);
     if (status) loom__cache_warn(t->context, "does not keep wisdom, it stays in memory: %s", failure.text);
     return LOOM_OK;
@@ -485,8 +493,8 @@ static loom_status tune(tuner *t, loom_error *error) {
         status = refuse_capture(t, error);
         loom__device_leave(t->context);
     }
-    if (!status && t->options->only_unknown && loom__wisdom_find(t->context, &t->result->entry, 0)) goto out;
     if (!status) status = list_trials(t, error);
+    if (!status && t->options->only_unknown && is_known(t)) goto out;
     if (!status) status = loom__device_memory_open(t->context, t->desc.device, &t->memory, error);
     if (!status) status = make_sets(t, device, error);
     if (!status) status = look_at_all(t, error);

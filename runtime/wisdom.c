@@ -68,6 +68,13 @@ loom__shape_class loom__shape_class_of(const loom_shape *hint) {
                                .keys = nearest_power(s.seq_k, LEAST_KEYS, MOST_KEYS)};
 }
 
+double loom__shape_class_share(const loom_shape *hint) {
+    loom_shape s = loom__shape_typical(hint);
+    loom__shape_class class = loom__shape_class_of(hint);
+    double rows = (double)s.batch * (double)s.heads_q * (double)s.seq_q;
+    return (double)class.rows * (double)class.keys / (rows * (double)s.seq_k);
+}
+
 static int32_t steps_between(int64_t a, int64_t b) {
     int32_t steps = 0;
     for (; a < b; a *= 2) steps++;
@@ -313,9 +320,10 @@ static bool grow(entry_list *list) {
     return true;
 }
 
-/* Keeps a copy of the entry, unless the list has one for the same that is as fast. Of two as fast the first
- * by its text stays, so that the order of merging does not matter. False: out of memory. */
-static bool merge(entry_list *list, const loom__wisdom_entry *entry) {
+/* Keeps a copy of the entry, unless the list has one for the same that is as fast and whose schedule is not
+ * `tried`. Of two as fast the first by its text stays, so that the order of merging does not matter. False:
+ * out of memory. */
+static bool merge(entry_list *list, const loom__wisdom_entry *entry, const char *tried) {
     int32_t low = 0, high = list->num;
     while (low < high) {
         int32_t middle = low + (high - low) / 2;
@@ -328,7 +336,8 @@ static bool merge(entry_list *list, const loom__wisdom_entry *entry) {
     if (known) {
         const loom__wisdom_entry *old = list->items[low];
         int order = compare_numbers(entry->ns, old->ns);
-        if (order > 0 || (order == 0 && strcmp(entry->schedule, old->schedule) >= 0)) return true;
+        bool stays = order > 0 || (order == 0 && strcmp(entry->schedule, old->schedule) >= 0);
+        if (stays && (!tried || strcmp(old->schedule, tried))) return true;
     }
     loom__wisdom_entry *copy = loom__arena_alloc(list->arena, sizeof *copy);
     if (!copy) return false;
@@ -397,7 +406,7 @@ typedef struct file_reading {
 /* A damaged line of the file is told and left out; the next who writes drops it. */
 static bool use_file_line(void *user, int32_t line, const loom__wisdom_entry *entry, const refusal *why) {
     file_reading *r = user;
-    r->out_of_memory = entry ? !merge(r->list, entry) : why->out_of_memory;
+    r->out_of_memory = entry ? !merge(r->list, entry, NULL) : why->out_of_memory;
     if (!entry && !r->out_of_memory)
         loom__cache_warn(r->context, "leaves out line %d of %s/%s: %s", line, r->context->cache_dir,
                          FILE_NAME, why->text);
@@ -458,6 +467,7 @@ const loom__wisdom_entry *loom__wisdom_find(loom_context *context, const loom__w
 typedef struct file_edit {
     loom_context *context;
     const entry_list *added;
+    const char *tried; /* as for loom__wisdom_learn */
     loom__arena *arena;
 } file_edit;
 
@@ -465,31 +475,34 @@ static const char *add_to_text(void *user, const char *text) {
     file_edit *edit = user;
     entry_list list = {.arena = edit->arena};
     bool fine = merge_text(edit->context, &list, text);
-    for (int32_t i = 0; i < edit->added->num && fine; i++) fine = merge(&list, edit->added->items[i]);
+    for (int32_t i = 0; i < edit->added->num && fine; i++)
+        fine = merge(&list, edit->added->items[i], edit->tried);
     return fine ? print_list(&list, edit->arena) : NULL;
 }
 
-static loom_status add_to_file(loom_context *context, const entry_list *added, loom_error *error) {
+static loom_status add_to_file(loom_context *context, const entry_list *added, const char *tried,
+                               loom_error *error) {
     loom__arena arena = {&context->memory, NULL};
-    file_edit edit = {context, added, &arena};
+    file_edit edit = {context, added, tried, &arena};
     loom_status status = loom__cache_edit_text(context, FILE_NAME, &arena, add_to_text, &edit, error);
     loom__arena_free(&arena);
     return status;
 }
 
-loom_status loom__wisdom_learn(loom_context *context, const loom__wisdom_entry *entry, loom_error *error) {
+loom_status loom__wisdom_learn(loom_context *context, const loom__wisdom_entry *entry, const char *tried,
+                               loom_error *error) {
     const entry_list one = {.items = &entry, .num = 1};
     loom__context_lock(context);
     entry_list *list = open_list(context);
-    bool fine = list && merge(list, entry);
+    bool fine = list && merge(list, entry, tried);
     loom__context_unlock(context);
-    return fine ? add_to_file(context, &one, error) : loom__fail_memory(error);
+    return fine ? add_to_file(context, &one, tried, error) : loom__fail_memory(error);
 }
 
 loom_status loom__wisdom_save(loom_context *context, loom_error *error) {
     loom__context_lock(context);
     const entry_list *list = open_list(context);
-    loom_status status = list ? add_to_file(context, list, error) : loom__fail_memory(error);
+    loom_status status = list ? add_to_file(context, list, NULL, error) : loom__fail_memory(error);
     loom__context_unlock(context);
     return status;
 }
@@ -532,7 +545,7 @@ static bool use_import_line(void *user, int32_t line, const loom__wisdom_entry *
     loom_status status = loom__problem_query(import->context, entry->problem, &arena, &info, &failure);
     if (status == LOOM_OK) {
         own.problem = info.text;
-        import->out_of_memory = !merge(import->list, &own);
+        import->out_of_memory = !merge(import->list, &own, NULL);
         import->num_taken++;
     } else {
         char text[256];

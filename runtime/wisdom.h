@@ -26,6 +26,9 @@ typedef struct loom__shape_class {
 /* A hint with typical sizes for those that are not known. */
 loom_shape loom__shape_typical(const loom_shape *hint);
 loom__shape_class loom__shape_class_of(const loom_shape *hint);
+/* The work of a launch of the class's own size, as a part of that of a launch of the hint's: pairs of rows
+ * and keys. */
+double loom__shape_class_share(const loom_shape *hint);
 
 typedef struct loom__wisdom_entry {
     const char *device;  /* name of the GPU or CPU */
@@ -35,7 +38,7 @@ typedef struct loom__wisdom_entry {
     loom_pass pass;
     loom__shape_class class;
     const char *generator; /* digest: another generator's schedule may be of other kernels */
-    int64_t ns;            /* of a launch */
+    int64_t ns;            /* of a launch of the class's own size: what a shape took, times its share */
     const char *schedule;
 } loom__wisdom_entry;
 
@@ -52,9 +55,11 @@ enum { LOOM__WISDOM_NEAR = 2 };
 const loom__wisdom_entry *loom__wisdom_find(loom_context *context, const loom__wisdom_entry *wanted,
                                             int32_t most_steps);
 
-/* Adds an entry to the context and to the file. IO when the file cannot be written; the context knows it all
- * the same. */
-loom_status loom__wisdom_learn(loom_context *context, const loom__wisdom_entry *entry, loom_error *error);
+/* Adds an entry to the context and to the file. Of one for the same that is there the faster stays, unless
+ * its schedule is `tried` (NULL: none), which was measured, or failed, beside the new one. IO when the file
+ * cannot be written; the context knows it all the same. */
+loom_status loom__wisdom_learn(loom_context *context, const loom__wisdom_entry *entry, const char *tried,
+                               loom_error *error);
 
 /* Adds all the context knows to the file. */
 loom_status loom__wisdom_save(loom_context *context, loom_error *error);

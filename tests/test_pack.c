@@ -731,7 +731,7 @@ static void test_wisdom_without_compiler(void **state) {
                                       .generator = digest,
                                       .ns = 1,
                                       .schedule = "tile=40"};
-    assert_ok(error, loom__wisdom_learn(context, &entry, &error));
+    assert_ok(error, loom__wisdom_learn(context, &entry, NULL, &error));
     assert_ok(error, plan_on_device(context, "bf16", 0, &plan, &error));
     assert_string_equal(loom_plan_text(plan, LOOM_TEXT_SCHEDULE), "tile=40");
     loom_plan_destroy(plan);

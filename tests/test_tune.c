@@ -3,6 +3,7 @@
 #include "runtime_rig.h"
 
 #include "device_rig.h"
+#include "generator.h"
 #include "wisdom.h"
 
 static const loom_shape SMALL = {1, 2, 2, 128, 128};
@@ -84,6 +85,57 @@ static void test_measured_once(void **state) {
     assert_int_equal(rig_count(exported(context), " pass=backward "), 1);
     loom_plan_destroy(plan);
     loom_context_destroy(context);
+}
+
+/* Wisdom for the class that is faster than anything can be, with this schedule. */
+static void learn_wrong(loom_context *context, const char *schedule) {
+    loom_error error = LOOM_ERROR_INIT;
+    loom__arena arena = {&context->memory, NULL};
+    char digest[33];
+    loom__wisdom_entry entry = {.problem = "fp32 d=8",
+                                .target = "host",
+                                .class = loom__shape_class_of(&SMALL),
+                                .generator = digest,
+                                .ns = 1,
+                                .schedule = schedule};
+    assert_ok(error, loom__generator_digest(context, digest, &error));
+    assert_ok(error, loom__wisdom_device(context, NULL, &arena, &entry, &error));
+    assert_ok(error, loom__wisdom_learn(context, &entry, NULL, &error));
+    loom__arena_free(&arena);
+}
+
+/* What wisdom has and no plan can use does not keep its class from being measured, now and later. */
+static void test_useless_wisdom(void **state) {
+    (void)state;
+    static const char *const SCHEDULES[] = {"tile=99x99", "tile=16x64"};
+    char script[1000];
+    snprintf(script, sizeof script,
+             "#!/bin/sh\ngrep -q 'Schedule *tile=16x64' kernel.c 2>/dev/null && { echo 'error: refused' >&2; "
+             "exit 1; }\n"
+             "exec cc \"$@\"\n");
+    rig_write(rig_path("picky"), script);
+    chmod(rig_path("picky"), 0700);
+    setenv("CC", rig_path("picky"), 1);
+    for (size_t i = 0; i < sizeof SCHEDULES / sizeof SCHEDULES[0]; i++) {
+        rig_remove_tree(rig_path("cache"));
+        loom_context *context = rig_context(NULL);
+        learn_wrong(context, SCHEDULES[i]);
+        assert_string_equal(known(context, "forward"), SCHEDULES[i]);
+        loom_plan_desc desc = measured("fp32 d=8");
+        loom_plan *plan = make(context, &desc);
+        assert_string_not_equal(loom_plan_text(plan, LOOM_TEXT_SCHEDULE), SCHEDULES[i]);
+        assert_string_equal(known(context, "forward"), loom_plan_text(plan, LOOM_TEXT_SCHEDULE));
+        assert_null(strstr(exported(context), " ns=1 "));
+        loom_plan_destroy(plan);
+        loom_context_destroy(context);
+
+        context = rig_context(NULL);
+        context->log_level = LOOM__LOG_CANDIDATE;
+        rig_log_start();
+        loom_plan_destroy(make(context, &desc));
+        assert_null(strstr(rig_log_stop(), "tune schedule="));
+        loom_context_destroy(context);
+    }
 }
 
 /* Where there is no time the plan is that of the model, and nothing is remembered. */
@@ -190,6 +242,7 @@ static void test_capture(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_measured_once, setup_real, rig_teardown),
+        cmocka_unit_test_setup_teardown(test_useless_wisdom, setup_real, rig_teardown),
         cmocka_unit_test_setup_teardown(test_no_time, setup_real, rig_teardown),
         cmocka_unit_test_setup_teardown(test_threads, setup_real, rig_teardown),
         cmocka_unit_test_setup_teardown(test_wrong_problem, setup_real, rig_teardown),

@@ -33,7 +33,7 @@ static loom__wisdom_entry entry_of(loom_context *context, const char *problem, i
 
 static void learn(loom_context *context, const loom__wisdom_entry *entry) {
     loom_error error = LOOM_ERROR_INIT;
-    assert_ok(error, loom__wisdom_learn(context, entry, &error));
+    assert_ok(error, loom__wisdom_learn(context, entry, NULL, &error));
 }
 
 /* All that a context knows; valid until the fourth next call. */
@@ -228,6 +228,31 @@ static void test_the_faster_stays(void **state) {
     loom_context_destroy(context);
 }
 
+/* What was measured beside the old entry, or instead of it, has the last word; in the file too. */
+static void test_what_was_tried_is_replaced(void **state) {
+    (void)state;
+    loom_error error = LOOM_ERROR_INIT;
+    loom_context *context = context_for(9, 0);
+    loom__wisdom_entry fast = entry_of(context, "bf16", 1, "tile=1"), slow = fast, other = fast;
+    slow.ns = 500;
+    slow.schedule = "tile=2";
+    other.ns = 600;
+    other.schedule = "tile=3";
+    learn(context, &fast);
+    assert_ok(error, loom__wisdom_learn(context, &slow, "tile=9", &error));
+    rig_expect(exported(context), "ns=1 |schedule=\"tile=1\"");
+    assert_ok(error, loom__wisdom_learn(context, &slow, "tile=1", &error));
+    rig_expect(exported(context), "ns=500 |schedule=\"tile=2\"");
+    assert_ok(error,
+              loom__wisdom_learn(context, &other, "tile=1", &error)); /* what another process found since */
+    rig_expect(exported(context), "ns=500 |schedule=\"tile=2\"");
+    loom_context_destroy(context);
+    context = context_for(9, 0);
+    assert_int_equal(rig_count(exported(context), "\n"), 1);
+    rig_expect(exported(context), "ns=500 |schedule=\"tile=2\"");
+    loom_context_destroy(context);
+}
+
 /* -- The file -------------------------------------------------------------------------------------------- */
 
 static void test_file(void **state) {
@@ -281,7 +306,7 @@ static void test_file(void **state) {
     rig_write(rig_path("elsewhere"), "precious");
     assert_int_equal(symlink(rig_path("elsewhere"), rig_path("cache/wisdom1.txt")), 0);
     assert_fails(error, LOOM_IO, "cache_dir",
-                 "cannot write |wisdom1.txt: ", loom__wisdom_learn(context, &entry, &error));
+                 "cannot write |wisdom1.txt: ", loom__wisdom_learn(context, &entry, NULL, &error));
     assert_int_equal(stat(rig_path("elsewhere"), &facts), 0);
     assert_int_equal(facts.st_size, strlen("precious"));
     loom_context_destroy(context);
@@ -306,7 +331,7 @@ static void learn_many(int process, int num) {
         loom__wisdom_entry entry = entry_of(context, "bf16", 100, schedule);
         entry.units = 1 + 1000 * process + i;
         loom_error error = LOOM_ERROR_INIT;
-        if (loom__wisdom_learn(context, &entry, &error)) _exit(1);
+        if (loom__wisdom_learn(context, &entry, NULL, &error)) _exit(1);
     }
     loom_context_destroy(context);
 }
@@ -408,7 +433,7 @@ static void test_a_lock_that_is_held(void **state) {
     context->claim_seconds = 0.1;
     entry.ns = 300;
     assert_fails(error, LOOM_IO, "cache_dir",
-                 "cannot write |wisdom1.txt: ", loom__wisdom_learn(context, &entry, &error));
+                 "cannot write |wisdom1.txt: ", loom__wisdom_learn(context, &entry, NULL, &error));
     close(lock);
     learn(context, &entry);
     rig_expect(exported(context), "ns=300 ");
@@ -489,6 +514,22 @@ static void test_classes(void **state) {
         if (class.rows != CASES[i].rows || class.queries != CASES[i].queries || class.keys != CASES[i].keys)
             fail_msg("case %zu: rows=%lld queries=%lld keys=%lld", i, (long long)class.rows,
                      (long long)class.queries, (long long)class.keys);
+    }
+}
+
+/* Times of two shapes of one class are compared as of one size. */
+static void test_shares(void **state) {
+    (void)state;
+    static const struct {
+        loom_shape hint;
+        double share;
+    } CASES[] = {{{4, 32, 8, 2048, 2048}, 1},    {{4, 32, 8, 2048, 2560}, 0.8},
+                 {{8, 32, 8, 2048, 2048}, 0.5},  {{4, 32, 8, 2560, 1600}, 1.024},
+                 {{1, 32, 8, 1, 6144}, 8.0 / 6}, {{0, 0, 0, 0, 0}, 1}};
+    for (size_t i = 0; i < sizeof CASES / sizeof CASES[0]; i++) {
+        double share = loom__shape_class_share(&CASES[i].hint);
+        if (share < 0.999 * CASES[i].share || share > 1.001 * CASES[i].share)
+            fail_msg("case %zu: %g, not %g", i, share, CASES[i].share);
     }
 }
 
@@ -650,12 +691,14 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_refused_lines, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_damage, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_the_faster_stays, rig_setup, rig_teardown),
+        cmocka_unit_test_setup_teardown(test_what_was_tried_is_replaced, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_file, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_processes, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_a_child_keeps_no_lock, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_a_lock_that_is_held, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_zeros_in_the_file, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_no_memory, rig_setup, rig_teardown),
+        cmocka_unit_test_setup_teardown(test_shares, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_classes, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_plans_take_it, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_host, rig_setup, rig_teardown),
