@@ -592,13 +592,12 @@ static int try_claim(int cache, const char *name) {
 
 static const struct timespec PAUSE = {0, 5000000}; /* between two tries */
 
-int loom__cache_claim(loom_context *context, const char *slug, const char *key) {
+int loom__cache_claim(loom_context *context, const char *slug, const char *key, double end) {
     char name[NAME_BYTES + sizeof CLAIM];
     int cache =
         *context->cache_dir && !make_folders(context) ? open_folder(AT_FDCWD, context->cache_dir) : -1;
     if (cache < 0) return -1;
     claim_name(name, slug, key);
-    double end = loom__now() + context->claim_seconds;
     int claim = try_claim(cache, name);
     while (claim < 0 && errno == EWOULDBLOCK && loom__now() < end) {
         nanosleep(&PAUSE, NULL);

@@ -56,10 +56,11 @@ void loom__cache_evict(loom_context *context, const char *path, const char *reas
 loom_status loom__cache_certify(loom_context *context, const char *path, const char *text, loom_error *error);
 
 /* Waits until no other process builds the entry, and from then on keeps others waiting until the claim is
- * released; the system releases it with the process. Who finds it taken for too long, as by a process that is
- * stopped, goes on without: then two build the same, which does no harm. Of several entries those whose key
- * sorts first are to be claimed first, or processes could wait for each other. -1: there is no claim. */
-int loom__cache_claim(loom_context *context, const char *name, const char *key);
+ * released; the system releases it with the process. Who finds it taken still at `end`, a time of loom__now,
+ * as by a process that is stopped, goes on without: then two build the same, which does no harm. Of several
+ * entries those whose key sorts first are to be claimed first, or processes could wait for each other. -1:
+ * there is no claim. */
+int loom__cache_claim(loom_context *context, const char *name, const char *key, double end);
 void loom__cache_unclaim(loom_context *context, const char *name, const char *key, int claim);
 
 /* -- A text beside the entries --------------------------------------------------------------------------- */

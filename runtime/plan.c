@@ -668,10 +668,12 @@ static int compare_keys(const void *a, const void *b) {
     return strcmp((*(build *const *)a)->key, (*(build *const *)b)->key);
 }
 
-/* The same among processes that share the cache. The jobs are sorted by key, so that none waits in a circle. */
+/* The same among processes that share the cache. The jobs are sorted by key, so that none waits in a circle.
+ * They have one limit together: who is stopped holds all of them. */
 static void claim_in_cache(loom_context *context, build **jobs, int32_t num_jobs) {
+    double end = loom__now() + context->claim_seconds;
     for (int32_t i = 0; i < num_jobs; i++)
-        jobs[i]->process_claim = loom__cache_claim(context, jobs[i]->slug, jobs[i]->key);
+        jobs[i]->process_claim = loom__cache_claim(context, jobs[i]->slug, jobs[i]->key, end);
 }
 
 static void unclaim_in_cache(loom_context *context, build **jobs, int32_t num_jobs) {
