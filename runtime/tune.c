@@ -242,10 +242,9 @@ static loom_status warm_up(tuner *t, const loom_plan *plan, loom_error *error) {
     return LOOM_OK;
 }
 
-/* Times launches behind one that is not timed, which fetches the kernel's code. */
+/* Times launches behind one that was not timed, which has fetched the kernel's code. */
 static loom_status time_launches(tuner *t, const loom_plan *plan, int32_t num, double *ms,
                                  loom_error *error) {
-    LOOM_TRY(t->context, launch(t, plan, error));
     for (int32_t i = 0; i < num; i++) {
         LOOM_TRY(t->context, loom__device_memory_mark(t->memory, 2 * i, error));
         LOOM_TRY(t->context, launch(t, plan, error));
@@ -316,22 +315,40 @@ static loom_status wait_for(const tuner *t, run *own) {
     return status;
 }
 
-static loom_status try_first(tuner *t, const loom_plan *plan, double ms[FIRST_LAUNCHES], loom_error *error) {
+/* Launches of so many seconds each that there is time for, at least one. */
+static int32_t count_fitting(const tuner *t, double seconds) {
+    double left = t->deadline - loom__now();
+    if (left >= FIRST_LAUNCHES * seconds) return FIRST_LAUNCHES;
+    return left < 2 * seconds ? 1 : (int32_t)(left / seconds);
+}
+
+/* *num becomes how many launches were timed; 0: the time was over before. */
+static loom_status try_first(tuner *t, const loom_plan *plan, double ms[FIRST_LAUNCHES], int32_t *num,
+                             loom_error *error) {
+    *num = 0;
     if (t->pass == LOOM_BACKWARD && !t->has_forward) LOOM_TRY(t->context, run_forward(t, plan, error));
     LOOM_TRY(t->context, reserve_workspace(t, plan, t->pass, error));
-    if (!t->warm) LOOM_TRY(t->context, warm_up(t, plan, error));
-    return time_launches(t, plan, FIRST_LAUNCHES, ms, error);
+    if (!t->warm && !is_over(t)) LOOM_TRY(t->context, warm_up(t, plan, error));
+    if (is_over(t)) return LOOM_OK;
+    double start = loom__now();
+    LOOM_TRY(t->context, launch(t, plan, error));
+    LOOM_TRY(t->context, loom__device_memory_sync(t->memory, error));
+    if (is_over(t)) return LOOM_OK;
+    *num = count_fitting(t, loom__now() - start);
+    return time_launches(t, plan, *num, ms, error);
 }
 
 static loom_status look_first(tuner *t, int32_t index, loom_error *error) {
     loom__trial *trial = &t->result->trials[index];
     loom_error failure = LOOM_ERROR_INIT;
     double ms[FIRST_LAUNCHES];
-    if (try_first(t, t->runs[index].plan, ms, &failure)) return fail_trial(t, index, &failure, error);
+    int32_t num = 0;
+    if (try_first(t, t->runs[index].plan, ms, &num, &failure)) return fail_trial(t, index, &failure, error);
+    if (!num) return LOOM_OK; /* it stays late */
     /* The least of them: so few are easily disturbed, and what is dropped is gone. */
     trial->ms = ms[0];
-    for (int32_t i = 1; i < FIRST_LAUNCHES; i++) trial->ms = ms[i] < trial->ms ? ms[i] : trial->ms;
-    trial->num_launches = FIRST_LAUNCHES;
+    for (int32_t i = 1; i < num; i++) trial->ms = ms[i] < trial->ms ? ms[i] : trial->ms;
+    trial->num_launches = num;
     trial->state = LOOM__TRIAL_TIMED;
     LOOM_TRY(t->context, trust_best(t, error));
     const loom__trial *best = t->result->best < 0 ? NULL : &t->result->trials[t->result->best];
@@ -387,7 +404,8 @@ static loom_status take_turn(tuner *t, int32_t index, loom_error *error) {
     loom__trial *trial = &t->result->trials[index];
     loom_error failure = LOOM_ERROR_INIT;
     double sorted[NUM_ROUNDS * ROUND_LAUNCHES];
-    if (time_launches(t, own->plan, ROUND_LAUNCHES, own->ms + own->num_ms, &failure))
+    if (launch(t, own->plan, &failure) ||
+        time_launches(t, own->plan, ROUND_LAUNCHES, own->ms + own->num_ms, &failure))
         return fail_trial(t, index, &failure, error);
     own->num_ms += ROUND_LAUNCHES;
     memcpy(sorted, own->ms, (size_t)own->num_ms * sizeof *sorted);

@@ -154,6 +154,49 @@ static void test_no_time(void **state) {
     loom_context_destroy(context);
 }
 
+/* The least of some launches, as others use the processors too. */
+static double seconds_of_launch(const loom_plan *plan, const loom_shape *shape) {
+    loom_error error = LOOM_ERROR_INIT;
+    loom_args args = LOOM_ARGS_INIT;
+    size_t count = (size_t)shape->heads_q * (size_t)shape->seq_q * 8;
+    float *memory = calloc(4 * count, sizeof *memory);
+    double least = 1e9;
+    args.shape = *shape;
+    args.q = loom_dense(memory, shape->seq_q, shape->heads_q, 8);
+    args.k = loom_dense(memory + count, shape->seq_q, shape->heads_q, 8);
+    args.v = loom_dense(memory + 2 * count, shape->seq_q, shape->heads_q, 8);
+    args.o = loom_dense(memory + 3 * count, shape->seq_q, shape->heads_q, 8);
+    for (int i = 0; i < 3; i++) {
+        double start = loom__now();
+        assert_ok(error, loom_forward(plan, &args, NULL, &error));
+        double seconds = loom__now() - start;
+        least = seconds < least ? seconds : least;
+    }
+    free(memory);
+    return least;
+}
+
+/* Launches of a first look end with the time there is: that for warming, the one that is not timed, and half
+ * of a third one fit. */
+static void test_first_look_ends(void **state) {
+    (void)state;
+    static const loom_shape LONG = {1, 2, 2, 8192, 8192};
+    loom_context *context = rig_context(NULL);
+    loom_plan_desc desc = measured("fp32 d=8");
+    loom_plan_destroy(make(context, &desc)); /* compiles all candidates */
+    desc.hint = LONG;
+    desc.rigor = LOOM_ESTIMATE;
+    loom_plan *plan = make(context, &desc);
+    desc.measure_seconds = 2.5 * seconds_of_launch(plan, &LONG);
+    loom_plan_destroy(plan);
+    desc.rigor = LOOM_MEASURE;
+    context->log_level = LOOM__LOG_CANDIDATE;
+    rig_log_start();
+    loom_plan_destroy(make(context, &desc));
+    assert_null(strstr(rig_log_stop(), "launches=3 "));
+    loom_context_destroy(context);
+}
+
 static void *make_in_thread(void *context) {
     loom_plan_desc desc = measured("fp32 d=8");
     loom_plan *plan = NULL;
@@ -244,6 +287,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_measured_once, setup_real, rig_teardown),
         cmocka_unit_test_setup_teardown(test_useless_wisdom, setup_real, rig_teardown),
         cmocka_unit_test_setup_teardown(test_no_time, setup_real, rig_teardown),
+        cmocka_unit_test_setup_teardown(test_first_look_ends, setup_real, rig_teardown),
         cmocka_unit_test_setup_teardown(test_threads, setup_real, rig_teardown),
         cmocka_unit_test_setup_teardown(test_wrong_problem, setup_real, rig_teardown),
         cmocka_unit_test_setup_teardown(test_older_header, setup_real, rig_teardown),
