@@ -471,13 +471,31 @@ typedef struct file_edit {
     loom__arena *arena;
 } file_edit;
 
+/* Bytes of the comment lines that a text begins with: a person put them there, and they stay. Others would be
+ * torn from the entries that they are about, as these are sorted. */
+static size_t comment_bytes(const char *text) {
+    const char *at = text;
+    while (*at == '#') {
+        at += strcspn(at, "\n");
+        at += *at == '\n';
+    }
+    return (size_t)(at - text);
+}
+
 static const char *add_to_text(void *user, const char *text) {
     file_edit *edit = user;
     entry_list list = {.arena = edit->arena};
+    size_t kept = comment_bytes(text);
     bool fine = merge_text(edit->context, &list, text);
+    const char *end = kept && text[kept - 1] != '\n' ? "\n" : "";
     for (int32_t i = 0; i < edit->added->num && fine; i++)
         fine = merge(&list, edit->added->items[i], edit->tried);
-    return fine ? print_list(&list, edit->arena) : NULL;
+    const char *entries = fine ? print_list(&list, edit->arena) : NULL;
+    char *all = entries ? loom__arena_alloc(edit->arena, kept + strlen(entries) + 2) : NULL;
+    if (!all) return NULL;
+    memcpy(all, text, kept);
+    strcat(strcpy(all + kept, end), entries);
+    return all;
 }
 
 static loom_status add_to_file(loom_context *context, const entry_list *added, const char *tried,

@@ -337,6 +337,39 @@ static void learn_many(int process, int num) {
 }
 
 /* Processes that write at once lose nothing, and one that is killed while it writes blocks nobody. */
+/* The comments that the file begins with stay; those between entries go. */
+static void test_comments(void **state) {
+    (void)state;
+    char line[600], text[1400], path[300];
+    loom_context *context = context_for(9, 0);
+    loom__wisdom_entry entry = entry_of(context, "bf16", 500, "tile=1"),
+                       other = entry_of(context, "fp32", 9, "tile=2");
+    learn(context, &entry);
+    snprintf(line, sizeof line, "%s", exported(context));
+    snprintf(path, sizeof path, "%s", rig_path("cache/wisdom1.txt"));
+    snprintf(text, sizeof text, "# of the machine in the corner\n#\n%s# about nothing\n", line);
+    rig_write(path, text);
+    learn(context, &other);
+    loom_context_destroy(context);
+    FILE *file = fopen(path, "rb");
+    assert_non_null(file);
+    text[fread(text, 1, sizeof text - 1, file)] = 0;
+    fclose(file);
+    assert_ptr_equal(strstr(text, "# of the machine in the corner\n#\nwisdom1 "), text);
+    assert_int_equal(rig_count(text, "\n"), 4);
+    assert_int_equal(rig_count(text, "#"), 2);
+
+    rig_write(path, "# without an end");
+    context = context_for(9, 0);
+    learn(context, &entry);
+    loom_context_destroy(context);
+    file = fopen(path, "rb");
+    text[fread(text, 1, sizeof text - 1, file)] = 0;
+    fclose(file);
+    assert_ptr_equal(strstr(text, "# without an end\nwisdom1 "), text);
+    assert_int_equal(rig_count(text, "\n"), 2);
+}
+
 static void test_processes(void **state) {
     (void)state;
     enum { NUM_PROCESSES = 4, NUM_ENTRIES = 25 };
@@ -693,6 +726,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_the_faster_stays, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_what_was_tried_is_replaced, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_file, rig_setup, rig_teardown),
+        cmocka_unit_test_setup_teardown(test_comments, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_processes, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_a_child_keeps_no_lock, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_a_lock_that_is_held, rig_setup, rig_teardown),
