@@ -171,7 +171,7 @@ typedef enum loom_rigor {
     LOOM_MEASURE = 1,    /* schedule from wisdom for the hint's own class of shapes; where there is none candidates are timed
                             on the device, on tensors made for it, and the best becomes wisdom. Takes up to measure_seconds
                             for each pass, and what was begun is ended; where not one could be timed, as LOOM_ESTIMATE. The
-                            thread must not be capturing a stream */
+                            thread must not be capturing a stream; others may begin to meanwhile */
     LOOM_WISDOM_ONLY = 2 /* schedule from wisdom near the hint, else NOT_FOUND */
 } loom_rigor;
 
@@ -242,7 +242,7 @@ LOOM_API loom_status loom_plan_wait(loom_plan *plan, double timeout_seconds, loo
  * differ. What loom_workspace_bytes, loom_prepared_bytes, loom_plan_text, loom_plan_kernel and loom_plan_certify say
  * and do is of what launches take now: after an upgrade ask for both sizes again, and prepare again what
  * loom_prepare made before. LOOM_TEXT_WHY says what stands in for what. A thread that captures a stream must not
- * call this. */
+ * call this; others may. */
 LOOM_API loom_status loom_plan_upgrade(loom_plan *plan, loom_error *error);
 
 /* Slot of a parameter of the problem by its name, -1 if it has none of that name. */

@@ -862,7 +862,7 @@ static loom_status try_load(loom_plan *plan, const build *b, const loom__kernel_
     LOOM_TRY(context, loom__device_enter(context, plan->device, error));
     loom_status status = loom__module_load(context, plan->device, b->entry.binary, text->symbol,
                                            text->smem_bytes, &module, error);
-    if (status == LOOM_OK) context->driver->module_unload(module.module);
+    loom__module_unload(context, &module);
     loom__device_leave(context);
     return status;
 }
@@ -1355,8 +1355,7 @@ void loom_plan_destroy(loom_plan *plan) {
     bool entered = plan->device && loom__device_enter(context, plan->device, NULL) == LOOM_OK;
     for (int32_t i = 0; i < plan->num_kernels; i++) {
         loom__host_unload(&plan->kernels[i].host_module);
-        if (entered && plan->kernels[i].module.module)
-            plan->driver->module_unload(plan->kernels[i].module.module);
+        if (entered) loom__module_unload(context, &plan->kernels[i].module);
     }
     if (entered) loom__device_leave(context);
     loom__arena_free(&plan->arena);

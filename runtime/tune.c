@@ -218,15 +218,16 @@ static loom_status reserve_workspace(tuner *t, const loom_plan *plan, loom_pass 
 
 static loom_status launch(tuner *t, const loom_plan *plan, loom_error *error) {
     const loom_args *args = &t->sets[t->next_set++ % t->num_sets];
-    return t->pass == LOOM_FORWARD ? loom_forward(plan, args, NULL, error)
-                                   : loom_backward(plan, args, NULL, error);
+    void *stream = loom__device_memory_stream(t->memory);
+    return t->pass == LOOM_FORWARD ? loom_forward(plan, args, stream, error)
+                                   : loom_backward(plan, args, stream, error);
 }
 
 /* Makes the o and lse that the backward reads. */
 static loom_status run_forward(tuner *t, const loom_plan *plan, loom_error *error) {
     LOOM_TRY(t->context, reserve_workspace(t, plan, LOOM_FORWARD, error));
     for (int32_t i = 0; i < t->num_sets; i++)
-        LOOM_TRY(t->context, loom_forward(plan, &t->sets[i], NULL, error));
+        LOOM_TRY(t->context, loom_forward(plan, &t->sets[i], loom__device_memory_stream(t->memory), error));
     t->has_forward = true;
     return loom__device_memory_sync(t->memory, error);
 }
@@ -465,8 +466,8 @@ static loom_status keep_winner(tuner *t, loom_error *error) {
 
 /* -- Tuning ---------------------------------------------------------------------------------------------- */
 
-/* A thread that captures a stream must not tune, and while any stream is captured that waits for the default
- * one, that must not be used: the driver tells of these. */
+/* A thread that captures a stream must not tune; the driver tells of captures of streams that wait for the
+ * default one. What other threads capture from now on is no matter: memory and launches are set apart. */
 static loom_status refuse_capture(tuner *t, loom_error *error) {
     enum { CAPTURE_IMPLICIT = 906 };
     const loom__driver_api *driver = t->context->driver;
@@ -514,6 +515,7 @@ static loom_status tune(tuner *t, loom_error *error) {
     if (!status) status = list_trials(t, error);
     if (!status && t->options->only_unknown && is_known(t)) goto out;
     if (!status) status = loom__device_memory_open(t->context, t->desc.device, &t->memory, error);
+    if (!status) status = loom__device_memory_set_apart(t->memory, error);
     if (!status) status = make_sets(t, device, error);
     if (!status) status = look_at_all(t, error);
     if (!status) status = run_rounds(t, error);
