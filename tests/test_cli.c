@@ -1110,6 +1110,17 @@ static void cold_is_timed(void **state) {
     expect_text(got.out, "warm,");
 }
 
+static void starts_from_packs_are_timed(void **state) {
+    (void)state;
+    outcome got = expect(RUN("bench", "bf16 d=64", "--pack", "no.pack", "--device", "host"), 1);
+    expect_text(got.err, "packs hold no kernels for the CPU");
+    got = expect(RUN("bench", "bf16 d=64", "--pack", "no.pack", "--cold"), 2);
+    expect_text(got.err, "are one each");
+    got = expect(RUN("bench", "--grid", "paper", "--pack", "no.pack"), 2);
+    expect_text(got.err, "take a PROBLEM");
+    expect(RUN("bench", "bf16 d=64", "--pack", "no.pack"), 1); /* for want of a GPU or of the file */
+}
+
 /* -- Tuning --------------------------------------------------------------------------------------------- */
 
 /* The wisdom of the cache folder, "" if there is none. */
@@ -1404,6 +1415,21 @@ static void gpu_takes_a_pack(void **state) {
     assert_int_equal(status, 0);
 }
 
+static void gpu_starts_from_a_pack(void **state) {
+    (void)state;
+    char pack[MAX_PATH], manifest[MAX_PATH];
+    path_in(pack, "start.pack");
+    path_in(manifest, "start.lua");
+    write_file(manifest, "return {'bf16 d=64 causal'}\n");
+    expect(RUN("pack", manifest, "--arch", "80,90,90a", "-o", pack), 0);
+    outcome got = expect(RUN("bench", "bf16 d=64 causal", "--pack", pack), 0);
+    expect_text(got.out, "what,ms\nprocess,");
+    expect_text(got.out, "\nfirst,");
+    expect_text(got.out, "\nagain,");
+    got = expect(RUN("bench", "bf16 d=96 causal", "--pack", pack), 1);
+    expect_text(got.err, "in no pack");
+}
+
 static void gpu_tunes(void **state) {
     (void)state;
     remove_wisdom();
@@ -1491,6 +1517,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(bench_prints_csv),
         cmocka_unit_test(schedules_are_swept),
         cmocka_unit_test(cold_is_timed),
+        cmocka_unit_test(starts_from_packs_are_timed),
         cmocka_unit_test(tune_keeps_the_best),
         cmocka_unit_test(tune_passes_over_faults),
         cmocka_unit_test(tune_can_be_interrupted),
@@ -1498,7 +1525,8 @@ int main(int argc, char **argv) {
         cmocka_unit_test(wisdom_is_merged),
     };
     const struct CMUnitTest gpu[] = {cmocka_unit_test(gpu_run_computes), cmocka_unit_test(gpu_bench),
-                                     cmocka_unit_test(gpu_takes_a_pack), cmocka_unit_test(gpu_tunes)};
+                                     cmocka_unit_test(gpu_takes_a_pack), cmocka_unit_test(gpu_tunes),
+                                     cmocka_unit_test(gpu_starts_from_a_pack)};
     char cache[MAX_PATH + 8];
     const char *temporary = getenv("TMPDIR");
     snprintf(folder, sizeof folder, "%s/attnloom-cli-XXXXXX", temporary && *temporary ? temporary : "/tmp");
