@@ -13,6 +13,7 @@
 
 #include "certify.h"
 #include "compile.h"
+#include "embedded.h"
 #include "generator.h"
 #include "pack.h"
 #include "record.h"
@@ -161,6 +162,10 @@ loom_status loom__generator_grammar(loom_context *context, int32_t *grammar, loo
 }
 
 void loom__generator_destroy(loom_context *context) { (void)context; }
+
+/* Schedules are those of packs. */
+const loom__file loom__wisdom_files[] = {{0}};
+const int loom__num_wisdom_files = 0;
 
 /* -- What is not here ------------------------------------------------------------------------------------ */
 

@@ -694,7 +694,9 @@ struct loom__construction {
     loom__record asked;               /* what was asked for: problem, schedules and hint as given */
     const loom__toolchain *toolchain; /* NULL while no kernel is missing */
     bool no_compile;
-    bool by_wisdom; /* a schedule is what wisdom said */
+    enum { NO_WISDOM, OWN_WISDOM, ALL_WISDOM } wisdom; /* that may choose schedules */
+    bool by_wisdom;                                    /* that has chosen one */
+    bool by_shipped;                                   /* or may have, of what the library ships */
     double start;
     /* With LOOM_ASYNC: */
     bool async, has_thread;
@@ -954,7 +956,7 @@ static loom_status ask_wisdom(loom__construction *c, const loom_plan_desc *desc,
     loom__wisdom_entry wanted = {.problem = c->info.text, .class = loom__shape_class_of(&desc->hint)};
     char digest[33];
     bool packs_only = desc->flags & LOOM_NO_COMPILE && desc->rigor == LOOM_ESTIMATE;
-    if (desc->device == LOOM_DEVICE_NONE || packs_only) return LOOM_OK;
+    if (desc->device == LOOM_DEVICE_NONE || packs_only || c->wisdom == NO_WISDOM) return LOOM_OK;
     LOOM_TRY(context, loom__wisdom_device(context, plan->device, &plan->arena, &wanted, error));
     LOOM_TRY(context, loom__generator_digest(context, digest, error));
     wanted.generator = digest;
@@ -965,8 +967,11 @@ static loom_status ask_wisdom(loom__construction *c, const loom_plan_desc *desc,
              pass++) {
             wanted.pass = pass;
             const loom__wisdom_entry *found =
-                loom__wisdom_find(context, &wanted, desc->rigor == LOOM_MEASURE ? 0 : LOOM__WISDOM_NEAR);
+                c->wisdom == OWN_WISDOM       ? loom__wisdom_find_own(context, &wanted, LOOM__WISDOM_NEAR)
+                : desc->rigor == LOOM_MEASURE ? loom__wisdom_find(context, &wanted, 0, false)
+                                              : loom__wisdom_find(context, &wanted, LOOM__WISDOM_NEAR, true);
             request->measured[i][pass] = found ? found->schedule : NULL;
+            c->by_shipped |= found && found->shipped;
         }
     }
     return LOOM_OK;
@@ -1128,8 +1133,8 @@ static loom_status start_async(loom__construction *c, loom_error *error) {
 }
 
 /* A plan without kernels, with all that is known before these. Its construction holds on to the generator. */
-static loom_status begin(loom_context *context, const loom_plan_desc *desc, loom_plan **plan,
-                         loom_error *error) {
+static loom_status begin_with(loom_context *context, const loom_plan_desc *desc, int wisdom, loom_plan **plan,
+                              loom_error *error) {
     LOOM_TRY(NULL, check_desc(context, desc, plan, error));
     loom_plan *made = context->memory.resize(context->memory.user, NULL, sizeof *made);
     if (!made) return loom__fail_memory(error);
@@ -1146,6 +1151,7 @@ static loom_status begin(loom_context *context, const loom_plan_desc *desc, loom
     c->plan = made;
     c->generated.reference = -2; /* LUA_NOREF */
     c->no_compile = desc->flags & LOOM_NO_COMPILE;
+    c->wisdom = wisdom;
     c->start = loom__now();
     loom__context_lock(context);
     loom_status status = describe(c, desc, error);
@@ -1158,11 +1164,34 @@ static loom_status begin(loom_context *context, const loom_plan_desc *desc, loom
     return status;
 }
 
-/* A plan without LOOM_MEASURE. Where wisdom would have it compiled and there is no compiler, packs may have
- * what the model chooses, as with LOOM_NO_COMPILE. */
+static loom_status begin(loom_context *context, const loom_plan_desc *desc, loom_plan **plan,
+                         loom_error *error) {
+    return begin_with(context, desc, ALL_WISDOM, plan, error);
+}
+
+/* Gives up a plan that was begun. */
+static void drop(loom_plan **plan) {
+    loom__generator_release((*plan)->context, &(*plan)->construction->generated);
+    loom_plan_destroy(*plan);
+    *plan = NULL;
+}
+
+/* A plan without LOOM_MEASURE. What the library ships is no reason to compile where packs have all kernels
+ * without it: they were made with the model's choice, as for any GPU of an arch. Where wisdom would have it
+ * compiled and there is no compiler, packs may have what the model chooses, as with LOOM_NO_COMPILE. */
 static loom_status begin_estimated(loom_context *context, const loom_plan_desc *desc, loom_plan **plan,
                                    loom_error *error) {
     loom_status status = begin(context, desc, plan, error);
+    const loom__construction *c = status == LOOM_OK ? (*plan)->construction : NULL;
+    if (c && c->by_shipped && c->num_missing && context->packs && desc->rigor == LOOM_ESTIMATE) {
+        loom_plan *packed = NULL;
+        if (begin_with(context, desc, OWN_WISDOM, &packed, NULL) == LOOM_OK) {
+            loom_plan **worse = packed->construction->num_missing ? &packed : plan;
+            drop(worse);
+            if (packed) *plan = packed;
+        }
+        return LOOM_OK;
+    }
     if (status != LOOM_COMPILE || desc->rigor != LOOM_ESTIMATE || !context->packs) return status;
     loom_plan_desc packed = *desc;
     packed.flags |= LOOM_NO_COMPILE;
@@ -1215,17 +1244,20 @@ static loom_status begin_measured(loom_context *context, const loom_plan_desc *d
 }
 
 /* Once more, where what wisdom said does not compile or load: a line that was written by hand, or for another
- * compiler, is replaced by what can be used. */
-static loom_status measure_again(loom_context *context, const loom_plan_desc *desc, loom_plan **plan,
-                                 loom_error *error) {
+ * compiler. LOOM_MEASURE replaces it by what can be used, LOOM_ESTIMATE does without. */
+static loom_status construct_again(loom_context *context, const loom_plan_desc *desc, loom_plan **plan,
+                                   loom_error *error) {
     loom_error failure = LOOM_ERROR_INIT;
     loom_plan_desc estimate = *desc;
+    bool measures = desc->rigor == LOOM_MEASURE;
     estimate.rigor = LOOM_ESTIMATE;
-    pthread_mutex_lock(&context->tuning);
-    if (measure(context, desc, false, &failure))
-        loom__cache_warn(context, "the schedules are not timed: %s", failure.text);
-    pthread_mutex_unlock(&context->tuning);
-    LOOM_TRY(context, begin(context, &estimate, plan, error));
+    if (measures) {
+        pthread_mutex_lock(&context->tuning);
+        if (measure(context, desc, false, &failure))
+            loom__cache_warn(context, "the schedules are not timed: %s", failure.text);
+        pthread_mutex_unlock(&context->tuning);
+    }
+    LOOM_TRY(context, begin_with(context, &estimate, measures ? ALL_WISDOM : NO_WISDOM, plan, error));
     loom_status status = construct((*plan)->construction, error);
     if (status == LOOM_OK) return LOOM_OK;
     loom_plan_destroy(*plan);
@@ -1260,9 +1292,15 @@ loom_status loom_plan_create(loom_context *context, const loom_plan_desc *given,
         if (status != LOOM_OK) loom__generator_release(context, &c->generated);
     } else {
         status = construct(c, error);
-        if (status != LOOM_OK && status != LOOM_MEMORY && desc->rigor == LOOM_MEASURE && c->by_wisdom) {
+        if (status != LOOM_OK && status != LOOM_MEMORY && desc->rigor != LOOM_WISDOM_ONLY && c->by_wisdom) {
+            loom__log(context, LOOM__LOG_WARNING,
+                      "wisdom is passed over, its schedule does not compile or load: problem=\"%s\" "
+                      "schedule=\"%s\" backward=\"%s\"",
+                      made->texts[LOOM_TEXT_PROBLEM], made->texts[LOOM_TEXT_SCHEDULE],
+                      made->texts[LOOM_TEXT_SCHEDULE_BACKWARD]);
             loom_plan_destroy(made);
-            status = measure_again(context, desc, &made, error);
+            made = NULL;
+            status = construct_again(context, desc, &made, error);
         }
         if (status == LOOM_OK) atomic_store_explicit(&made->state, LOOM__PLAN_READY, memory_order_release);
     }
@@ -1284,7 +1322,7 @@ const char *loom__plan_record(const loom_plan *plan, loom__arena *arena) {
 loom_status loom__plan_survey(loom_context *context, const loom_plan_desc *desc, loom__arena *arena,
                               loom__survey *survey, loom_error *error) {
     loom_plan *plan = NULL;
-    LOOM_TRY(context, begin(context, desc, &plan, error));
+    LOOM_TRY(context, begin_estimated(context, desc, &plan, error));
     loom__construction *c = plan->construction;
     const char *problem = plan->texts[LOOM_TEXT_PROBLEM], *target = plan->texts[LOOM_TEXT_TARGET];
     const char *arch = plan->texts[LOOM_TEXT_ARCH];
@@ -1303,8 +1341,7 @@ loom_status loom__plan_survey(loom_context *context, const loom_plan_desc *desc,
         keys[i] = loom__arena_copy(arena, b->key, strlen(b->key));
         copied = keys[i] != NULL;
     }
-    loom__generator_release(context, &c->generated);
-    loom_plan_destroy(plan);
+    drop(&plan);
     return copied && survey->problem && survey->target && survey->arch ? LOOM_OK : loom__fail_memory(error);
 }
 

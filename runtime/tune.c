@@ -128,10 +128,10 @@ static loom_status fail_trial(tuner *t, int32_t index, const loom_error *failure
 /* What wisdom has for the same, else for about this shape, of any generator. */
 static const char *find_hint(tuner *t) {
     loom__wisdom_entry wanted = t->result->entry;
-    const loom__wisdom_entry *found = loom__wisdom_find(t->context, &wanted, 0);
+    const loom__wisdom_entry *found = loom__wisdom_find(t->context, &wanted, 0, false);
     t->known = found ? found->schedule : NULL;
     wanted.generator = NULL;
-    if (!found) found = loom__wisdom_find(t->context, &wanted, LOOM__WISDOM_NEAR);
+    if (!found) found = loom__wisdom_find(t->context, &wanted, LOOM__WISDOM_NEAR, true);
     return found ? found->schedule : NULL;
 }
 

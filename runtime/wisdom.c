@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "cache.h"
+#include "embedded.h"
 #include "generator.h"
 
 static const char FORMAT[] = "wisdom1", FILE_NAME[] = "wisdom1.txt";
@@ -29,7 +30,7 @@ typedef struct entry_list {
 } entry_list;
 
 struct loom__wisdom {
-    entry_list list;
+    entry_list list, shipped;
     loom__cache_stamp stamp;
 };
 
@@ -419,12 +420,31 @@ static bool merge_text(loom_context *context, entry_list *list, const char *text
     return !r.out_of_memory;
 }
 
+/* Tests see to it that all lines are good. */
+static bool use_shipped_line(void *user, int32_t line, const loom__wisdom_entry *entry, const refusal *why) {
+    (void)line;
+    if (!entry) return !why->out_of_memory;
+    loom__wisdom_entry own = *entry;
+    own.shipped = true;
+    return merge(user, &own, NULL);
+}
+
+static bool read_shipped(loom_context *context, entry_list *list) {
+    const char *text = context->shipped_wisdom;
+    bool fine = !text || read_text(text, &context->memory, use_shipped_line, list);
+    for (int i = 0; !text && i < loom__num_wisdom_files && fine; i++)
+        fine = read_text(loom__wisdom_files[i].bytes, &context->memory, use_shipped_line, list);
+    return fine;
+}
+
 /* The context's list, with what the file has by now; NULL: out of memory. The lock is held. */
 static entry_list *open_list(loom_context *context) {
     if (!context->wisdom) {
-        context->wisdom = loom__arena_alloc(&context->arena, sizeof *context->wisdom);
-        if (!context->wisdom) return NULL;
-        context->wisdom->list.arena = &context->arena;
+        loom__wisdom *made = loom__arena_alloc(&context->arena, sizeof *made);
+        if (!made) return NULL;
+        made->list.arena = made->shipped.arena = &context->arena;
+        if (!read_shipped(context, &made->shipped)) return NULL;
+        context->wisdom = made;
     }
     loom__wisdom *wisdom = context->wisdom;
     loom__arena arena = {&context->memory, NULL};
@@ -442,22 +462,45 @@ static bool is_for(const loom__wisdom_entry *entry, const loom__wisdom_entry *wa
            (!wanted->generator || !strcmp(entry->generator, wanted->generator));
 }
 
-const loom__wisdom_entry *loom__wisdom_find(loom_context *context, const loom__wisdom_entry *wanted,
-                                            int32_t most_steps) {
+/* The nearest entry of a list, at most *least steps away in all, which becomes how many; else NULL. */
+static const loom__wisdom_entry *find_nearest(const entry_list *list, const loom__wisdom_entry *wanted,
+                                              int32_t most_steps, int32_t *least) {
     const loom__wisdom_entry *best = NULL;
-    int32_t least = INT32_MAX - 1;
-    loom__context_lock(context);
-    const entry_list *list = open_list(context);
-    for (int32_t i = 0; list && i < list->num; i++) {
+    for (int32_t i = 0; i < list->num; i++) {
         const loom__wisdom_entry *entry = list->items[i];
         if (!is_for(entry, wanted)) continue;
         int32_t steps = class_steps(&entry->class, &wanted->class, most_steps);
         bool same_class = best && class_steps(&entry->class, &best->class, 0) == 0;
         /* Larger classes come later in the list. */
-        if (steps > least || (same_class && entry->ns >= best->ns)) continue;
+        if (steps > *least || (same_class && entry->ns >= best->ns)) continue;
         best = entry;
-        least = steps;
+        *least = steps;
     }
+    return best;
+}
+
+const loom__wisdom_entry *loom__wisdom_find(loom_context *context, const loom__wisdom_entry *wanted,
+                                            int32_t most_steps, bool foreign) {
+    const loom__wisdom_entry *best = NULL;
+    loom__wisdom_entry shipped = *wanted;
+    int32_t least = INT32_MAX - 1;
+    if (foreign) shipped.generator = NULL;
+    loom__context_lock(context);
+    const entry_list *list = open_list(context);
+    if (list) best = find_nearest(list, wanted, most_steps, &least);
+    if (best) least--;
+    const loom__wisdom_entry *nearer =
+        list ? find_nearest(&context->wisdom->shipped, &shipped, most_steps, &least) : NULL;
+    loom__context_unlock(context);
+    return nearer ? nearer : best;
+}
+
+const loom__wisdom_entry *loom__wisdom_find_own(loom_context *context, const loom__wisdom_entry *wanted,
+                                                int32_t most_steps) {
+    int32_t least = INT32_MAX - 1;
+    loom__context_lock(context);
+    const entry_list *list = open_list(context);
+    const loom__wisdom_entry *best = list ? find_nearest(list, wanted, most_steps, &least) : NULL;
     loom__context_unlock(context);
     return best;
 }

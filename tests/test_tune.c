@@ -106,7 +106,8 @@ static void learn_wrong(loom_context *context, const char *schedule) {
     loom__arena_free(&arena);
 }
 
-/* What wisdom has and no plan can use does not keep its class from being measured, now and later. */
+/* What wisdom has and no plan can use does not fail one, and does not keep its class from being measured, now
+ * and later. */
 static void test_useless_wisdom(void **state) {
     (void)state;
     static const char *const SCHEDULES[] = {"tile=99x99", "tile=16x64"};
@@ -124,7 +125,12 @@ static void test_useless_wisdom(void **state) {
         learn_wrong(context, SCHEDULES[i]);
         assert_string_equal(known(context, "forward"), SCHEDULES[i]);
         loom_plan_desc desc = measured("fp32 d=8");
+        desc.rigor = LOOM_ESTIMATE;
         loom_plan *plan = make(context, &desc);
+        assert_string_not_equal(loom_plan_text(plan, LOOM_TEXT_SCHEDULE), SCHEDULES[i]);
+        loom_plan_destroy(plan);
+        desc.rigor = LOOM_MEASURE;
+        plan = make(context, &desc);
         assert_string_not_equal(loom_plan_text(plan, LOOM_TEXT_SCHEDULE), SCHEDULES[i]);
         assert_string_equal(known(context, "forward"), loom_plan_text(plan, LOOM_TEXT_SCHEDULE));
         assert_null(strstr(exported(context), " ns=1 "));

@@ -9,6 +9,7 @@
 
 #include "device_rig.h"
 #include "cache.h"
+#include "embedded.h"
 #include "generator.h"
 #include "wisdom.h"
 
@@ -664,6 +665,81 @@ static void test_plans_take_it(void **state) {
 }
 
 /* On the host entries are of its processor and the context's threads. */
+/* -- What is shipped ------------------------------------------------------------------------------------- */
+
+/* A line of the fake device, of another generator. */
+#define SHIPPED(keys, schedule)                                                                              \
+    "wisdom1 device=\"Test 0\" units=100 target=mma pass=forward rows=262144 queries=1024 keys=" keys        \
+    " ns=7 generator=0123456789abcdef0123456789abcdef schedule=\"" schedule "\" problem=backward bf16\n"
+
+/* A context that the library ships this to. */
+static loom_context *context_with(const char *shipped) {
+    const loom__hooks hooks = {.driver = &DRIVER, .shipped_wisdom = shipped};
+    loom_context_destroy(context_for(9, 0));
+    return rig_context(&hooks);
+}
+
+/* It chooses schedules though its generator is another, is not the context's to export, and no answer for who
+ * measures. What was measured here comes first, unless it is further away. */
+static void test_shipped(void **state) {
+    (void)state;
+    loom_context *context =
+        context_with("# for tests\n" SHIPPED("2048", "tile=41") SHIPPED("8192", "tile=42"));
+    loom__wisdom_entry entry = entry_of(context, "backward bf16", 500, "tile=40");
+    expect_schedules(context, LOOM_ESTIMATE, 2048, "tile=41", "tile=8");
+    expect_schedules(context, LOOM_ESTIMATE, 8192, "tile=42", "tile=8");
+    expect_schedules(context, LOOM_ESTIMATE, 65536, "tile=4", "tile=8");
+    assert_string_equal(exported(context), "");
+    assert_null(loom__wisdom_find(context, &entry, 0, false));
+    entry.pass = LOOM_BACKWARD;
+    entry.schedule = "tile=80";
+    learn(context, &entry);
+    expect_schedules(context, LOOM_WISDOM_ONLY, 2048, "tile=41", "tile=80");
+    entry.pass = LOOM_FORWARD;
+    entry.schedule = "tile=40";
+    learn(context, &entry);
+    expect_schedules(context, LOOM_ESTIMATE, 2048, "tile=40", "tile=80");
+    expect_schedules(context, LOOM_ESTIMATE, 8192, "tile=42", "tile=80");
+    assert_int_equal(rig_count(exported(context), "\n"), 2);
+    loom_context_destroy(context);
+
+    /* One of this generator is an answer. */
+    char line[400], digest[33];
+    loom_error error = LOOM_ERROR_INIT;
+    rig_remove_tree(rig_path("cache"));
+    context = context_for(9, 0);
+    assert_ok(error, loom__generator_digest(context, digest, &error));
+    loom_context_destroy(context);
+    snprintf(line, sizeof line, "%s", SHIPPED("2048", "tile=41"));
+    memcpy(strstr(line, DIGEST), digest, 32);
+    context = context_with(line);
+    const loom__wisdom_entry *found = loom__wisdom_find(context, &entry, 0, false);
+    assert_non_null(found);
+    assert_string_equal(found->schedule, "tile=41");
+    loom_context_destroy(context);
+}
+
+/* The lines in the library are as an export prints them. */
+static void test_shipped_files(void **state) {
+    (void)state;
+    unsetenv("LOOM_GEN_DIR");
+    loom_error error = LOOM_ERROR_INIT;
+    assert_true(loom__num_wisdom_files > 0);
+    for (int i = 0; i < loom__num_wisdom_files; i++) {
+        loom_context *context = context_without_file();
+        const char *text = loom__wisdom_files[i].bytes;
+        size_t needed = 0;
+        assert_ok(error, loom_wisdom_import(context, text, NULL, &error));
+        while (*text == '#') text += strcspn(text, "\n") + 1;
+        loom_wisdom_export(context, NULL, 0, &needed, NULL);
+        char *all = malloc(needed);
+        assert_ok(error, loom_wisdom_export(context, all, needed, NULL, &error));
+        if (strcmp(all, text)) fail_msg("%s is not sorted, or has lines twice", loom__wisdom_files[i].path);
+        free(all);
+        loom_context_destroy(context);
+    }
+}
+
 static void test_host(void **state) {
     (void)state;
     loom_context *context = context_for(9, 0);
@@ -735,6 +811,8 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_shares, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_classes, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_plans_take_it, rig_setup, rig_teardown),
+        cmocka_unit_test_setup_teardown(test_shipped, rig_setup, rig_teardown),
+        cmocka_unit_test_setup_teardown(test_shipped_files, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_host, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_it_is_fast, rig_setup, rig_teardown),
     };
