@@ -148,9 +148,9 @@ LOOM_API loom_status loom_problem_canonical(loom_context *context, const char *p
 /* Wisdom is what was measured: the best schedule of each pass of a problem, for a device and a class of shapes. It is text, one
  * line an entry; texts are merged by writing one behind the other, and of two entries for the same the faster one stays. A
  * context knows that of the file wisdom1.txt in its cache folder, to which `attnloom tune` and plans with LOOM_MEASURE write, and
- * what is imported; beside them what the library ships for the GPU, which is older than what a machine measured for itself
- * and not exported. Plans use an entry whose shape is near their hint, of this library's generator; one of another is only tried
- * first when a problem is measured. docs/design.md section 11 has the fields and the classes. */
+ * what is imported. Plans use an entry whose shape is near their hint, of this library's generator; one of another is only tried
+ * first when a problem is measured. Beside these the library ships entries for some GPUs, which are never exported: plans use
+ * them, of whatever generator, where none that was measured here is as near. docs/design.md section 11 has the fields and the classes. */
 
 /* Adds the lines of a text to what the context knows, not to the file. *num_taken (may be NULL) receives how many were good.
  * INVALID with field "wisdom" when others were not: the text has the number of each such line, the field and what is wrong with
