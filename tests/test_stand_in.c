@@ -456,8 +456,18 @@ static void test_gpu(void **state) {
     loom_context_destroy(context);
 }
 
+/* With the NVRTC that the environment names. */
+static int setup_gpu(void **state) {
+    const char *given = getenv("LOOM_NVRTC_DIR");
+    char *kept = given ? strdup(given) : NULL;
+    int failed = setup_real(state);
+    if (kept) setenv("LOOM_NVRTC_DIR", kept, 1);
+    free(kept);
+    return failed;
+}
+
 static int run_gpu(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test_setup_teardown(test_gpu, setup_real, rig_teardown)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test_setup_teardown(test_gpu, setup_gpu, rig_teardown)};
     loom_error error = LOOM_ERROR_INIT;
     loom_context *context = rig_context(NULL);
     int32_t num_devices = 0;
