@@ -1,7 +1,7 @@
-/* embed.c - build tool: writes files as a C table, the form in which generator and templates lie in the
- * library. Lua files are there twice: as text, which is hashed, and compiled, which loads ten times as fast.
- * usage: embed OUT.c FILE...   Paths are kept as given. Exit 1 and a line on stderr when a file cannot be
- * used. */
+/* embed.c - build tool: writes files as a C table, the form in which generator, templates and wisdom lie in
+ * the library. Lua files are there twice: as text, which is hashed, and compiled, which loads ten times as
+ * fast. usage: embed OUT.c NAME FILE...   The table is loom__NAME, of loom__num_NAME files. Paths are kept as
+ * given. Exit 1 and a line on stderr when a file cannot be used. */
 #include <lauxlib.h>
 #include <lua.h>
 #include <stdio.h>
@@ -56,31 +56,33 @@ static int is_lua(const char *path) {
 int main(int argc, char **argv) {
     enum { MAX_FILES = 1024 };
     static long text_bytes[MAX_FILES], code_bytes[MAX_FILES];
-    if (argc < 2 || argc - 2 > MAX_FILES) {
-        fprintf(stderr, "usage: embed OUT.c FILE..., at most %d files\n", MAX_FILES);
+    if (argc < 3 || argc - 3 > MAX_FILES) {
+        fprintf(stderr, "usage: embed OUT.c NAME FILE..., at most %d files\n", MAX_FILES);
         return 1;
     }
+    int num_files = argc - 3;
+    char **files = argv + 3;
     FILE *out = fopen(argv[1], "wb");
     int failed = !out;
     if (out)
         fprintf(out,
-                "/* Made by cmake/embed.c: files of gen/ and templates/. */\n#include \"embedded.h\"\n\n");
-    for (int i = 0; i < argc - 2 && !failed; i++) {
-        const char *path = argv[i + 2];
+                "/* Made by cmake/embed.c from files of the source tree. */\n#include \"embedded.h\"\n\n");
+    for (int i = 0; i < num_files && !failed; i++) {
+        const char *path = files[i];
         failed = embed_text(out, path, i, &text_bytes[i]) ||
                  (is_lua(path) && embed_code(out, path, i, &code_bytes[i]));
         if (failed) fprintf(stderr, "embed: cannot use %s\n", path);
     }
     if (out && !failed) {
-        fprintf(out, "\nconst loom__file loom__files[] = {\n");
-        for (int i = 0; i < argc - 2; i++) {
-            fprintf(out, "    {\"%s\", (const char *)text_%d, %ld, ", argv[i + 2], i, text_bytes[i]);
-            if (is_lua(argv[i + 2]))
+        fprintf(out, "\nconst loom__file loom__%s[] = {\n", argv[2]);
+        for (int i = 0; i < num_files; i++) {
+            fprintf(out, "    {\"%s\", (const char *)text_%d, %ld, ", files[i], i, text_bytes[i]);
+            if (is_lua(files[i]))
                 fprintf(out, "(const char *)code_%d, %ld},\n", i, code_bytes[i]);
             else
                 fprintf(out, "0, 0},\n");
         }
-        fprintf(out, "    {0, 0, 0, 0, 0}};\nconst int loom__num_files = %d;\n", argc - 2);
+        fprintf(out, "    {0, 0, 0, 0, 0}};\nconst int loom__num_%s = %d;\n", argv[2], num_files);
     }
     if (out) failed |= fclose(out);
     if (failed) {

@@ -34,8 +34,8 @@
  * wrong, UNSUPPORTED that the library or device cannot do it.
  *
  * Threads. A context may be shared by threads: what they share is locked inside, and a plan that compiles keeps
- * no other plan waiting, unless both want the same kernel. A plan is immutable: any number of threads may launch
- * one plan at once, on any streams. Destroying is the caller's to order: plans before their context.
+ * no other plan waiting, unless both want the same kernel. A plan is immutable, but for loom_plan_upgrade: any
+ * number of threads may launch one plan at once, on any streams. Destroying is the caller's to order: plans before their context.
  *
  * ABI. Structs that may grow begin with `size`, set by the LOOM_*_INIT macros; fields are only ever appended, and
  * a zero in an appended field keeps the old behaviour. Enum values never change.
@@ -149,7 +149,8 @@ LOOM_API loom_status loom_problem_canonical(loom_context *context, const char *p
  * line an entry; texts are merged by writing one behind the other, and of two entries for the same the faster one stays. A
  * context knows that of the file wisdom1.txt in its cache folder, to which `attnloom tune` and plans with LOOM_MEASURE write, and
  * what is imported. Plans use an entry whose shape is near their hint, of this library's generator; one of another is only tried
- * first when a problem is measured. docs/design.md section 11 has the fields and the classes. */
+ * first when a problem is measured. Beside these the library ships entries for some GPUs, which are never exported: plans use
+ * them, of whatever generator, where none that was measured here is as near. docs/design.md section 11 has the fields and the classes. */
 
 /* Adds the lines of a text to what the context knows, not to the file. *num_taken (may be NULL) receives how many were good.
  * INVALID with field "wisdom" when others were not: the text has the number of each such line, the field and what is wrong with
@@ -171,7 +172,7 @@ typedef enum loom_rigor {
     LOOM_MEASURE = 1,    /* schedule from wisdom for the hint's own class of shapes; where there is none candidates are timed
                             on the device, on tensors made for it, and the best becomes wisdom. Takes up to measure_seconds
                             for each pass, and what was begun is ended; where not one could be timed, as LOOM_ESTIMATE. The
-                            thread must not be capturing a stream */
+                            thread must not be capturing a stream; others may begin to meanwhile */
     LOOM_WISDOM_ONLY = 2 /* schedule from wisdom near the hint, else NOT_FOUND */
 } loom_rigor;
 
@@ -179,7 +180,8 @@ typedef enum loom_rigor {
 enum {
     LOOM_NO_COMPILE = 1u, /* answer NOT_FOUND instead of compiling: problem, schedule and arch of what neither packs nor
                              the cache have, and the line of a manifest that has it built */
-    LOOM_ASYNC = 2u       /* compile and load on a thread of the plan: see loom_plan_wait */
+    LOOM_ASYNC = 2u,      /* compile and load on a thread of the plan: see loom_plan_wait */
+    LOOM_STAND_IN = 4u    /* with LOOM_ASYNC: launches work at once, see loom_plan_upgrade */
 };
 
 /* Run-time numbers. In a plan's hint 0 means unknown. */
@@ -196,7 +198,7 @@ typedef struct loom_plan_desc {
     const char *schedule_backward; /* the same for backward */
     int32_t device;                /* CUDA device ordinal, LOOM_DEVICE_HOST or LOOM_DEVICE_NONE */
     int32_t rigor;                 /* a loom_rigor */
-    uint32_t flags;                /* LOOM_NO_COMPILE, LOOM_ASYNC */
+    uint32_t flags;                /* LOOM_NO_COMPILE, LOOM_ASYNC, LOOM_STAND_IN */
     int32_t alignment;             /* promise: every pointer and every stride in bytes is a multiple of this; 0: none.
                                       16 spares the kernels for unaligned tensors */
     loom_shape hint;               /* typical shape, helps the choice; any shape still launches */
@@ -220,6 +222,29 @@ LOOM_API void loom_plan_destroy(loom_plan *plan);
  * are, at once for plans without LOOM_ASYNC; NOT_FOUND with field "plan" when the time is over; else the error of
  * the compile, each time it is asked. Any number of threads may wait. */
 LOOM_API loom_status loom_plan_wait(loom_plan *plan, double timeout_seconds, loom_error *error);
+
+/* With LOOM_ASYNC | LOOM_STAND_IN the plan can be launched as soon as loom_plan_create returns it. Until its own
+ * kernels are compiled others serve that are there: those of any plan for the problem on this device, of whatever
+ * schedule and target, whose kernels packs or the cache have all (also of a plan with `backward` or `deterministic`
+ * where the problem lacks these words); else the default schedules of target mma, which loom_plan_create then
+ * compiles, and waits for. Where packs or the cache have the plan's own kernels, and where these take no longer to
+ * compile than a stand-in, loom_plan_create takes them at once, and there is nothing to upgrade.
+ *
+ * The plan's own kernels are taken when this is called and not before. It answers NOT_FOUND with field "plan" while
+ * they are compiled (loom_plan_wait waits for them; its errors are answered too). Then it sees to their certificates:
+ * where one is missing it runs them as `attnloom check` does, on memory, inputs and a stream of its own, for some
+ * tenths of a second, compares the results with the float64 reference and stores the certificate as loom_plan_certify
+ * does. INTERNAL with field "certificate" when results are wrong, DRIVER or MEMORY when that cannot be found out. On
+ * every failure the stand-in goes on serving. OK when the plan's own kernels serve, now or already; at once for a plan
+ * without a stand-in that is ready.
+ *
+ * May be called while other threads launch: a launch takes the one or the other, and what has begun, or was captured
+ * into a graph, stays as it is. The results of both are within the error that `attnloom check` allows, their bits
+ * differ. What loom_workspace_bytes, loom_prepared_bytes, loom_plan_text, loom_plan_kernel and loom_plan_certify say
+ * and do is of what launches take now: after an upgrade ask for both sizes again, and prepare again what
+ * loom_prepare made before. LOOM_TEXT_WHY says what stands in for what. A thread that captures a stream must not
+ * call this; others may. */
+LOOM_API loom_status loom_plan_upgrade(loom_plan *plan, loom_error *error);
 
 /* Slot of a parameter of the problem by its name, -1 if it has none of that name. */
 LOOM_API int32_t loom_plan_param(const loom_plan *plan, const char *name);

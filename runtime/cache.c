@@ -399,6 +399,46 @@ bool loom__cache_load(loom_context *context, const char *slug, const char *key, 
     return hit;
 }
 
+/* The key of an open entry, NULL if it has none that can be read. */
+static const char *read_key(loom__arena *arena, int folder) {
+    const char *fault = NULL;
+    size_t num_bytes = 0;
+    meta m;
+    char *text = read_below(arena, folder, "meta.txt", MAX_META_BYTES, &num_bytes, &fault);
+    return text && parse_meta(text, &m) ? m.key : NULL;
+}
+
+loom_status loom__cache_keys(loom_context *context, const char *part, loom__arena *arena,
+                             const char *const **keys, int32_t *num_keys, loom_error *error) {
+    int cache = *context->cache_dir ? open_folder(AT_FDCWD, context->cache_dir) : -1;
+    DIR *dir = cache < 0 ? NULL : list_folder(cache);
+    const char **list = NULL;
+    int32_t num = 0, capacity = 0;
+    struct dirent *row;
+    bool fits = true;
+    while (dir && fits && (row = readdir(dir))) {
+        if (!is_entry_name(row->d_name) || !strstr(row->d_name, part)) continue;
+        int folder = open_folder(cache, row->d_name);
+        const char *key = folder < 0 ? NULL : read_key(arena, folder);
+        if (folder >= 0) close(folder);
+        if (!key) continue;
+        if (num == capacity) {
+            capacity = capacity ? 2 * capacity : 64;
+            const char **larger = loom__arena_alloc(arena, (size_t)capacity * sizeof *larger);
+            fits = larger != NULL;
+            if (!fits) break;
+            if (num) memcpy(larger, list, (size_t)num * sizeof *larger);
+            list = larger;
+        }
+        list[num++] = key;
+    }
+    if (dir) closedir(dir);
+    if (cache >= 0) close(cache);
+    *keys = list;
+    *num_keys = num;
+    return fits ? LOOM_OK : loom__fail_memory(error);
+}
+
 void loom__cache_evict(loom_context *context, const char *path, const char *reason) {
     const char *name = strrchr(path, '/');
     int cache = *context->cache_dir && name ? open_folder(AT_FDCWD, context->cache_dir) : -1;
@@ -552,13 +592,12 @@ static int try_claim(int cache, const char *name) {
 
 static const struct timespec PAUSE = {0, 5000000}; /* between two tries */
 
-int loom__cache_claim(loom_context *context, const char *slug, const char *key) {
+int loom__cache_claim(loom_context *context, const char *slug, const char *key, double end) {
     char name[NAME_BYTES + sizeof CLAIM];
     int cache =
         *context->cache_dir && !make_folders(context) ? open_folder(AT_FDCWD, context->cache_dir) : -1;
     if (cache < 0) return -1;
     claim_name(name, slug, key);
-    double end = loom__now() + context->claim_seconds;
     int claim = try_claim(cache, name);
     while (claim < 0 && errno == EWOULDBLOCK && loom__now() < end) {
         nanosleep(&PAUSE, NULL);

@@ -47,15 +47,20 @@ bool loom__cache_load(loom_context *context, const char *name, const char *key, 
  * bytes. */
 void loom__cache_store(loom_context *context, const char *name, const char *key, loom__arena *arena,
                        loom__entry *entry);
+/* Keys of the entries whose name has `part` in it, in the arena; those that cannot be read are left out. Their
+ * kernels are not looked at. */
+loom_status loom__cache_keys(loom_context *context, const char *part, loom__arena *arena,
+                             const char *const **keys, int32_t *num_keys, loom_error *error);
 /* Removes an entry that turned out not to load. */
 void loom__cache_evict(loom_context *context, const char *path, const char *reason);
 loom_status loom__cache_certify(loom_context *context, const char *path, const char *text, loom_error *error);
 
 /* Waits until no other process builds the entry, and from then on keeps others waiting until the claim is
- * released; the system releases it with the process. Who finds it taken for too long, as by a process that is
- * stopped, goes on without: then two build the same, which does no harm. Of several entries those whose key
- * sorts first are to be claimed first, or processes could wait for each other. -1: there is no claim. */
-int loom__cache_claim(loom_context *context, const char *name, const char *key);
+ * released; the system releases it with the process. Who finds it taken still at `end`, a time of loom__now,
+ * as by a process that is stopped, goes on without: then two build the same, which does no harm. Of several
+ * entries those whose key sorts first are to be claimed first, or processes could wait for each other. -1:
+ * there is no claim. */
+int loom__cache_claim(loom_context *context, const char *name, const char *key, double end);
 void loom__cache_unclaim(loom_context *context, const char *name, const char *key, int claim);
 
 /* -- A text beside the entries --------------------------------------------------------------------------- */

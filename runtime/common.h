@@ -143,6 +143,7 @@ struct loom_context {
     double claim_seconds;            /* most to wait for another process to compile */
     loom__pack *packs;               /* in the order in which they were added; they stay */
     loom__wisdom *wisdom;            /* NULL until first asked for */
+    const char *shipped_wisdom;      /* a text in the place of the library's own, NULL: none */
     pthread_mutex_t tuning;          /* recursive; held by who times schedules, taken before `lock` */
     uint64_t generator_instructions; /* limit of a visit to Lua files of LOOM_GEN_DIR */
     loom__generator *generator; /* NULL until first used */
@@ -163,6 +164,7 @@ typedef struct loom__hooks {
     const loom__driver_api *driver;
     uint64_t generator_instructions;
     double claim_seconds;
+    const char *shipped_wisdom;
 } loom__hooks;
 
 loom_status loom__context_create(const loom_options *options, const loom__hooks *hooks,

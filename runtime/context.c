@@ -187,6 +187,7 @@ loom_status loom__context_create(const loom_options *options, const loom__hooks 
         hooks && hooks->generator_instructions ? hooks->generator_instructions : GENERATOR_INSTRUCTIONS;
     made->claim_seconds = hooks && hooks->claim_seconds > 0 ? hooks->claim_seconds : CLAIM_SECONDS;
     if (hooks && hooks->driver) made->driver = hooks->driver;
+    if (hooks) made->shipped_wisdom = hooks->shipped_wisdom;
     loom_status status = read_options(made, options, error);
     if (status != LOOM_OK) {
         loom_context_destroy(made);

@@ -169,6 +169,18 @@ void loom__device_leave(loom_context *context) {
     context->driver->context_pop(&popped);
 }
 
+enum { CAPTURE_MODE_UNKNOWN = -1, CAPTURE_MODE_RELAXED = 2 };
+
+int loom__device_relax(const loom__driver_api *driver) {
+    int mode = CAPTURE_MODE_RELAXED;
+    if (!driver->capture_mode || driver->capture_mode(&mode)) return CAPTURE_MODE_UNKNOWN;
+    return mode;
+}
+
+void loom__device_restore(const loom__driver_api *driver, int mode) {
+    if (mode != CAPTURE_MODE_UNKNOWN) driver->capture_mode(&mode);
+}
+
 void loom__driver_close(loom_context *context) {
     for (int32_t i = 0; i < LOOM__MAX_DEVICES; i++) {
         if (context->devices[i]) context->driver->primary_release(context->devices[i]->handle);
@@ -208,17 +220,10 @@ int loom__map_encode(const loom__driver_api *driver, const loom__map_view *view,
 
 /* -- Modules --------------------------------------------------------------------------------------------- */
 
-loom_status loom__module_load(loom_context *context, const loom__device *device, const void *binary,
-                              const char *symbol, int32_t smem_bytes, loom__module *module,
-                              loom_error *error) {
+static loom_status load_module(loom_context *context, const void *binary, const char *symbol,
+                               int32_t smem_bytes, loom__module *module, loom_error *error) {
     const loom__driver_api *driver = context->driver;
     loom_status status;
-    *module = (loom__module){NULL, NULL};
-    if (smem_bytes > device->smem_bytes) {
-        return loom__fail(error, LOOM_UNSUPPORTED, "schedule",
-                          "%s needs %d bytes of shared memory a block, %s has %d", symbol, smem_bytes,
-                          device->name, device->smem_bytes);
-    }
     LOOM_TRY(context, loom__driver_check(driver, driver->module_load(&module->module, binary),
                                          "the driver does not take the kernel", error));
     LOOM_TRY_OUT(context, loom__driver_check(
@@ -242,4 +247,27 @@ out:
     driver->module_unload(module->module);
     *module = (loom__module){NULL, NULL};
     return status;
+}
+
+loom_status loom__module_load(loom_context *context, const loom__device *device, const void *binary,
+                              const char *symbol, int32_t smem_bytes, loom__module *module,
+                              loom_error *error) {
+    *module = (loom__module){NULL, NULL};
+    if (smem_bytes > device->smem_bytes) {
+        return loom__fail(error, LOOM_UNSUPPORTED, "schedule",
+                          "%s needs %d bytes of shared memory a block, %s has %d", symbol, smem_bytes,
+                          device->name, device->smem_bytes);
+    }
+    int mode = loom__device_relax(context->driver);
+    loom_status status = load_module(context, binary, symbol, smem_bytes, module, error);
+    loom__device_restore(context->driver, mode);
+    return status;
+}
+
+void loom__module_unload(loom_context *context, loom__module *module) {
+    if (!module->module) return;
+    int mode = loom__device_relax(context->driver);
+    context->driver->module_unload(module->module);
+    loom__device_restore(context->driver, mode);
+    *module = (loom__module){NULL, NULL};
 }

@@ -58,6 +58,10 @@ typedef struct loom__launch_config {
     X(memory_free, cuMemFree_v2, (loom__device_ptr pointer))                                                 \
     X(memory_upload, cuMemcpyHtoD_v2, (loom__device_ptr to, const void *from, size_t bytes))                 \
     X(memory_download, cuMemcpyDtoH_v2, (void *to, loom__device_ptr from, size_t bytes))                     \
+    X(memory_upload_async, cuMemcpyHtoDAsync_v2,                                                             \
+      (loom__device_ptr to, const void *from, size_t bytes, loom__cuda_handle stream))                       \
+    X(memory_download_async, cuMemcpyDtoHAsync_v2,                                                           \
+      (void *to, loom__device_ptr from, size_t bytes, loom__cuda_handle stream))                             \
     X(memory_fill, cuMemsetD8Async,                                                                          \
       (loom__device_ptr to, unsigned char value, size_t bytes, loom__cuda_handle stream))                    \
     X(stream_create, cuStreamCreate, (loom__cuda_handle *stream, unsigned flags))                            \
@@ -80,6 +84,7 @@ typedef struct loom__launch_config {
     X(launch_with, cuLaunchKernelEx,                                                                         \
       (const loom__launch_config *config, loom__cuda_handle function, void **parameters, void **extra))      \
     X(stream_capturing, cuStreamIsCapturing, (loom__cuda_handle stream, int *status))                        \
+    X(capture_mode, cuThreadExchangeStreamCaptureMode, (int *mode))                                          \
     X(map_encode, cuTensorMapEncodeTiled,                                                                    \
       (void *map, int type, unsigned rank, void *address, const uint64_t *extents, const uint64_t *strides,  \
        const uint32_t *box, const uint32_t *steps, int interleave, int swizzle, int promotion, int fill))
@@ -118,6 +123,12 @@ loom_status loom__device_open(loom_context *context, int32_t ordinal, const loom
 loom_status loom__device_enter(loom_context *context, const loom__device *device, loom_error *error);
 void loom__device_leave(loom_context *context);
 
+/* While any thread captures a stream into a graph, calls of others that allocate, load or wait fail, and
+ * break the capture: such is CUDA's default, as they might be meant for the graph. Those of this library
+ * never are: between these two, on one thread, they pass. Restore takes what relax returned. */
+int loom__device_relax(const loom__driver_api *driver);
+void loom__device_restore(const loom__driver_api *driver, int mode);
+
 /* DRIVER with "what failed: CUDA_ERROR_X" unless result is 0. */
 loom_status loom__driver_check(const loom__driver_api *driver, int result, const char *what,
                                loom_error *error);
@@ -130,6 +141,7 @@ typedef struct loom__module {
 loom_status loom__module_load(loom_context *context, const loom__device *device, const void *binary,
                               const char *symbol, int32_t smem_bytes, loom__module *module,
                               loom_error *error);
+void loom__module_unload(loom_context *context, loom__module *module);
 
 /* -- Tensor maps ----------------------------------------------------------------------------------------- */
 

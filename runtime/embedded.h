@@ -1,4 +1,5 @@
-/* embedded.h - the files of gen/ and templates/ in the library; the table is made by cmake/embed.c. */
+/* embedded.h - the files of gen/ and templates/, and those of wisdom/, in the library; the tables are made by
+ * cmake/embed.c. */
 #ifndef LOOM_EMBEDDED_H
 #define LOOM_EMBEDDED_H
 
@@ -12,5 +13,7 @@ typedef struct loom__file {
 
 extern const loom__file loom__files[];
 extern const int loom__num_files;
+extern const loom__file loom__wisdom_files[];
+extern const int loom__num_wisdom_files;
 
 #endif

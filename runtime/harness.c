@@ -229,6 +229,7 @@ loom_status loom__rig_create(loom_context *context, const loom_plan *plan, int32
     rig->on_host = device == LOOM_DEVICE_HOST;
     status = loom__reference_create(loom_plan_text(plan, LOOM_TEXT_PROBLEM), &rig->reference, error);
     if (!status) status = loom__device_memory_open(context, device, &rig->memory, error);
+    if (!status) status = loom__device_memory_set_apart(rig->memory, error);
     if (!status) status = place_tensors(rig, error);
     if (!status) status = make_params(rig, error);
     if (status) {
@@ -315,7 +316,9 @@ static loom_status make_workspace(loom__rig *rig, loom_pass pass, loom_args *arg
         LOOM_TRY(rig->context, make_poisoned(rig, bytes, &rig->prepared, error));
         args->prepared = bytes ? rig->prepared.device : NULL;
         args->prepared_bytes = bytes;
-        if (bytes) LOOM_TRY(rig->context, loom_prepare(rig->plan, args, NULL, error));
+        if (bytes)
+            LOOM_TRY(rig->context,
+                     loom_prepare(rig->plan, args, loom__device_memory_stream(rig->memory), error));
     }
     LOOM_TRY(rig->context, loom_workspace_bytes(rig->plan, pass, args, &bytes, error));
     LOOM_TRY(rig->context, make_poisoned(rig, bytes, &rig->workspace, error));
@@ -404,8 +407,9 @@ loom_status loom__rig_run(loom__rig *rig, loom_pass pass, loom_error *error) {
     LOOM_TRY(rig->context, move_in(rig, pass, error));
     LOOM_TRY(rig->context, make_workspace(rig, pass, &args, error));
     uint64_t before = digest_inputs(rig, pass);
-    LOOM_TRY(rig->context, pass == LOOM_FORWARD ? loom_forward(rig->plan, &args, NULL, error)
-                                                : loom_backward(rig->plan, &args, NULL, error));
+    void *stream = loom__device_memory_stream(rig->memory);
+    LOOM_TRY(rig->context, pass == LOOM_FORWARD ? loom_forward(rig->plan, &args, stream, error)
+                                                : loom_backward(rig->plan, &args, stream, error));
     LOOM_TRY(rig->context, loom__device_memory_sync(rig->memory, error));
     LOOM_TRY(rig->context, move_out(rig, pass, error));
     LOOM_TRY(rig->context, check_behind(rig, "workspace", &rig->workspace, args.workspace_bytes, error));
@@ -590,6 +594,17 @@ loom_status loom__rig_compare(loom__rig *rig, loom_pass pass, loom__rig_report *
     loom__reference_result_free(&exact);
     loom__reference_result_free(&plain);
     return status;
+}
+
+void loom__rig_print_verdict(const loom__rig_verdict *verdict, const char *layout,
+                             char line[LOOM__RIG_LINE_BYTES]) {
+    char finite[96] = "";
+    if (verdict->num_finite < verdict->num_elements)
+        snprintf(finite, sizeof finite, ", %lld of %lld elements finite", (long long)verdict->num_finite,
+                 (long long)verdict->num_elements);
+    snprintf(line, LOOM__RIG_LINE_BYTES, "%-4s %-6s error %.3e limit %.3e worst %.3e limit %.3e %s%s\n",
+             loom__rig_names[verdict->name], layout, verdict->error, verdict->limit, verdict->worst,
+             verdict->worst_limit, verdict->fine ? "fine" : "WRONG", finite);
 }
 
 void loom__rig_explain(const loom__rig_report *report, char *text, size_t capacity) {

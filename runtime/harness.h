@@ -3,7 +3,7 @@
  *
  * A rig holds the tensors of one launch in host memory, mirrored on the device when there is one. Outputs,
  * workspace, and every byte of a buffer that no tensor owns hold NaN before a launch; what no output owns
- * must hold it afterwards. Called by tune.c, by `attnloom check` and by the tests.
+ * must hold it afterwards. Called by tune.c, certify.c, `attnloom check` and the tests.
  */
 #ifndef LOOM_HARNESS_H
 #define LOOM_HARNESS_H
@@ -135,6 +135,11 @@ typedef struct loom__rig_report {
 
 /* Compares the outputs of forward, and with LOOM_BACKWARD of both passes. */
 loom_status loom__rig_compare(loom__rig *rig, loom_pass pass, loom__rig_report *report, loom_error *error);
+
+/* The line of a verdict, as reports and certificates have it. */
+enum { LOOM__RIG_LINE_BYTES = 256 };
+void loom__rig_print_verdict(const loom__rig_verdict *verdict, const char *layout,
+                             char line[LOOM__RIG_LINE_BYTES]);
 
 /* Writes the report's failures as text, "" when all is fine. */
 void loom__rig_explain(const loom__rig_report *report, char *text, size_t capacity);

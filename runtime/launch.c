@@ -1,8 +1,8 @@
 /* launch.c - the fast path: checks the arguments of a launch, packs them and launches.
  *
- * Called through attnloom.h by any number of threads on one plan. Takes no lock on a GPU (on host runs take
- * turns), allocates nothing, reads no environment and no text; only a failure formats one. INVALID names the
- * argument, its value and the rule.
+ * Called through attnloom.h by any number of threads on one plan. What serves for the plan is asked for once
+ * a call. Takes no lock on a GPU (on host runs take turns), allocates nothing, reads no environment and no
+ * text; only a failure formats one. INVALID names the argument, its value and the rule.
  */
 #include <math.h>
 #include <string.h>
@@ -391,7 +391,7 @@ static loom_status bytes_of(const loom_plan *plan, loom_pass pass, const loom_ar
 loom_status loom_workspace_bytes(const loom_plan *plan, loom_pass pass, const loom_args *args, size_t *bytes,
                                  loom_error *error) {
     layout l;
-    LOOM_TRY(NULL, bytes_of(plan, pass, args, args && args->prepared, bytes, &l, error));
+    LOOM_TRY(NULL, bytes_of(loom__plan_serving(plan), pass, args, args && args->prepared, bytes, &l, error));
     *bytes = (size_t)l.workspace_bytes;
     return LOOM_OK;
 }
@@ -399,7 +399,7 @@ loom_status loom_workspace_bytes(const loom_plan *plan, loom_pass pass, const lo
 loom_status loom_prepared_bytes(const loom_plan *plan, const loom_args *args, size_t *bytes,
                                 loom_error *error) {
     layout l;
-    LOOM_TRY(NULL, bytes_of(plan, LOOM_FORWARD, args, true, bytes, &l, error));
+    LOOM_TRY(NULL, bytes_of(loom__plan_serving(plan), LOOM_FORWARD, args, true, bytes, &l, error));
     *bytes = (size_t)l.prepared_bytes;
     return LOOM_OK;
 }
@@ -713,11 +713,11 @@ static loom_status launch(const loom_plan *plan, loom_pass pass, const loom_args
 }
 
 loom_status loom_forward(const loom_plan *plan, const loom_args *args, void *stream, loom_error *error) {
-    return launch(plan, LOOM_FORWARD, args, stream, error);
+    return launch(loom__plan_serving(plan), LOOM_FORWARD, args, stream, error);
 }
 
 loom_status loom_backward(const loom_plan *plan, const loom_args *args, void *stream, loom_error *error) {
-    return launch(plan, LOOM_BACKWARD, args, stream, error);
+    return launch(loom__plan_serving(plan), LOOM_BACKWARD, args, stream, error);
 }
 
 /* -- Preparing ------------------------------------------------------------------------------------------- */
@@ -741,6 +741,7 @@ static loom_status run_preparing(launch_job *job, loom_error *error) {
 }
 
 loom_status loom_prepare(const loom_plan *plan, const loom_args *args, void *stream, loom_error *error) {
+    plan = loom__plan_serving(plan);
     int64_t values[LOOM__NUM_VALUES] = {0}; /* no tensors, no scale */
     launch_job job = {.plan = plan, .args = args, .values = values, .stream = stream};
     LOOM_TRY(NULL, check_launch(plan, LOOM_FORWARD, args, error));

@@ -18,6 +18,8 @@ typedef struct block {
 struct loom__device_memory {
     loom_context *context;
     const loom__device *device; /* NULL: the CPU */
+    loom__cuda_handle stream;   /* NULL: the default one */
+    int capture_mode;           /* of the thread, before it was set apart */
     block *blocks;
     loom__cuda_handle events[LOOM__DEVICE_MEMORY_MAX_MARKS]; /* NULL until used */
     double moments[LOOM__DEVICE_MEMORY_MAX_MARKS];
@@ -40,6 +42,19 @@ loom_status loom__device_memory_open(loom_context *context, int32_t device, loom
     return status;
 }
 
+loom_status loom__device_memory_set_apart(loom__device_memory *memory, loom_error *error) {
+    enum { NON_BLOCKING = 1 };
+    const loom__driver_api *driver = memory->context->driver;
+    if (!memory->device) return LOOM_OK;
+    memory->capture_mode = loom__device_relax(driver);
+    loom_status status = loom__driver_check(driver, driver->stream_create(&memory->stream, NON_BLOCKING),
+                                            "cuStreamCreate", error);
+    if (status) loom__device_restore(driver, memory->capture_mode);
+    return status;
+}
+
+void *loom__device_memory_stream(const loom__device_memory *memory) { return memory->stream; }
+
 void loom__device_memory_close(loom__device_memory *memory) {
     if (!memory) return;
     const loom__driver_api *driver = memory->context->driver;
@@ -54,6 +69,10 @@ void loom__device_memory_close(loom__device_memory *memory) {
     }
     for (int32_t i = 0; i < LOOM__DEVICE_MEMORY_MAX_MARKS; i++)
         if (memory->events[i]) driver->event_destroy(memory->events[i]);
+    if (memory->stream) {
+        driver->stream_destroy(memory->stream);
+        loom__device_restore(driver, memory->capture_mode);
+    }
     if (memory->device) loom__device_leave(memory->context);
     free(memory);
 }
@@ -90,6 +109,12 @@ loom_status loom__device_memory_upload(loom__device_memory *memory, void *to, co
                                        loom_error *error) {
     const loom__driver_api *driver = memory->context->driver;
     if (!bytes) return LOOM_OK;
+    if (memory->stream) {
+        LOOM_TRY(NULL, loom__driver_check(
+                           driver, driver->memory_upload_async(pointer_of(to), from, bytes, memory->stream),
+                           "cuMemcpyHtoDAsync", error));
+        return loom__device_memory_sync(memory, error); /* `from` is the caller's again */
+    }
     if (memory->device)
         return loom__driver_check(driver, driver->memory_upload(pointer_of(to), from, bytes), "cuMemcpyHtoD",
                                   error);
@@ -101,6 +126,12 @@ loom_status loom__device_memory_download(loom__device_memory *memory, void *to, 
                                          size_t bytes, loom_error *error) {
     const loom__driver_api *driver = memory->context->driver;
     if (!bytes) return LOOM_OK;
+    if (memory->stream) {
+        LOOM_TRY(NULL, loom__driver_check(
+                           driver, driver->memory_download_async(to, pointer_of(from), bytes, memory->stream),
+                           "cuMemcpyDtoHAsync", error));
+        return loom__device_memory_sync(memory, error);
+    }
     if (memory->device)
         return loom__driver_check(driver, driver->memory_download(to, pointer_of(from), bytes),
                                   "cuMemcpyDtoH", error);
@@ -111,6 +142,9 @@ loom_status loom__device_memory_download(loom__device_memory *memory, void *to, 
 loom_status loom__device_memory_sync(loom__device_memory *memory, loom_error *error) {
     const loom__driver_api *driver = memory->context->driver;
     if (!memory->device) return LOOM_OK;
+    if (memory->stream)
+        return loom__driver_check(driver, driver->stream_synchronize(memory->stream), "cuStreamSynchronize",
+                                  error);
     return loom__driver_check(driver, driver->context_synchronize(), "cuCtxSynchronize", error);
 }
 
@@ -123,8 +157,8 @@ loom_status loom__device_memory_mark(loom__device_memory *memory, int32_t mark, 
     if (!memory->events[mark])
         LOOM_TRY(NULL, loom__driver_check(driver, driver->event_create(&memory->events[mark], 0),
                                           "cuEventCreate", error));
-    return loom__driver_check(driver, driver->event_record(memory->events[mark], NULL), "cuEventRecord",
-                              error);
+    return loom__driver_check(driver, driver->event_record(memory->events[mark], memory->stream),
+                              "cuEventRecord", error);
 }
 
 loom_status loom__device_memory_elapsed(loom__device_memory *memory, int32_t from, int32_t to, double *ms,

@@ -14,6 +14,12 @@ loom_status loom__device_memory_open(loom_context *context, int32_t device, loom
                                      loom_error *error);
 void loom__device_memory_close(loom__device_memory *memory);
 
+/* Makes all that follows run in a stream of its own, which waits for no other, and breaks no capture of
+ * another thread; before anything is allocated. Without it the stream is the default one. */
+loom_status loom__device_memory_set_apart(loom__device_memory *memory, loom_error *error);
+/* The stream, for launches. */
+void *loom__device_memory_stream(const loom__device_memory *memory);
+
 /* Memory aligned to 256 bytes, freed by close at the latest. */
 loom_status loom__device_memory_alloc(loom__device_memory *memory, size_t bytes, void **data,
                                       loom_error *error);
@@ -23,10 +29,10 @@ loom_status loom__device_memory_upload(loom__device_memory *memory, void *to, co
 loom_status loom__device_memory_download(loom__device_memory *memory, void *to, const void *from,
                                          size_t bytes, loom_error *error);
 
-/* Waits for all work. */
+/* Waits for all work, of one that is set apart for that in its stream. */
 loom_status loom__device_memory_sync(loom__device_memory *memory, loom_error *error);
 
-/* Marks a moment in the default stream under a number below LOOM__DEVICE_MEMORY_MAX_MARKS; after a sync
+/* Marks a moment in the stream under a number below LOOM__DEVICE_MEMORY_MAX_MARKS; after a sync
  * loom__device_memory_elapsed gives the milliseconds between two. */
 enum { LOOM__DEVICE_MEMORY_MAX_MARKS = 32 };
 loom_status loom__device_memory_mark(loom__device_memory *memory, int32_t mark, loom_error *error);

@@ -1,5 +1,6 @@
-/* packs_only.c - in place of generator.c, compile.c and tune.c in a library without Lua and without compilers
- * (CMake option ATTNLOOM_RUNTIME_ONLY): plans come from the records of the context's packs, or not at all.
+/* packs_only.c - in place of generator.c, compile.c, certify.c and tune.c in a library without Lua and
+ * without compilers (CMake option ATTNLOOM_RUNTIME_ONLY): plans come from the records of the context's packs,
+ * or not at all.
  *
  * Called by plan.c and context.c. A problem is known by its text as the manifest has it or by its canonical
  * text, and schedules likewise. Of several records that fit a plan, target hopper comes before mma, then the
@@ -10,7 +11,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "certify.h"
 #include "compile.h"
+#include "embedded.h"
 #include "generator.h"
 #include "pack.h"
 #include "record.h"
@@ -160,6 +163,10 @@ loom_status loom__generator_grammar(loom_context *context, int32_t *grammar, loo
 
 void loom__generator_destroy(loom_context *context) { (void)context; }
 
+/* Schedules are those of packs. */
+const loom__file loom__wisdom_files[] = {{0}};
+const int loom__num_wisdom_files = 0;
+
 /* -- What is not here ------------------------------------------------------------------------------------ */
 
 loom_status loom__generator_source(loom_context *context, const loom__generated *generated, int32_t index,
@@ -193,6 +200,19 @@ loom_status loom__compile_cuda(const loom_context *context, const char *label, c
 loom_status loom__compile_host(const loom_context *context, const char *label, const char *source,
                                loom__arena *arena, loom__compiled *compiled, loom_error *error) {
     (void)context, (void)label, (void)source, (void)arena, (void)compiled;
+    return fail_without(error);
+}
+
+loom_status loom__generator_candidates(loom_context *context, const loom__request *request, loom_pass pass,
+                                       loom__arena *arena, const loom__candidate **list, int32_t *num,
+                                       loom_error *error) {
+    (void)context, (void)request, (void)pass, (void)arena, (void)list, (void)num;
+    return fail_without(error);
+}
+
+/* Never asked: kernels of packs are there at once, and nothing stands in for them. */
+loom_status loom__certify(loom_context *context, loom_plan *plan, int32_t device, loom_error *error) {
+    (void)context, (void)plan, (void)device;
     return fail_without(error);
 }
 

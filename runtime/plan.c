@@ -21,6 +21,7 @@
 #include "compile.h"
 #include "pack.h"
 #include "record.h"
+#include "stand_in.h"
 #include "tune.h"
 #include "wisdom.h"
 
@@ -61,10 +62,11 @@ static loom_status check_desc(loom_context *context, const loom_plan_desc *desc,
         return loom__fail(error, LOOM_INVALID, "desc.measure_seconds",
                           "measure_seconds is %g, it must be 0 or more", desc->measure_seconds);
     }
-    if (desc->flags & ~(uint32_t)(LOOM_NO_COMPILE | LOOM_ASYNC)) {
-        return loom__fail(error, LOOM_INVALID, "desc.flags",
-                          "flags are 0x%x, known are LOOM_NO_COMPILE (0x1) and LOOM_ASYNC (0x2)",
-                          desc->flags);
+    if (desc->flags & ~(uint32_t)(LOOM_NO_COMPILE | LOOM_ASYNC | LOOM_STAND_IN)) {
+        return loom__fail(
+            error, LOOM_INVALID, "desc.flags",
+            "flags are 0x%x, known are LOOM_NO_COMPILE (0x1), LOOM_ASYNC (0x2) and LOOM_STAND_IN (0x4)",
+            desc->flags);
     }
     if (desc->rigor == LOOM_MEASURE && desc->flags) {
         return loom__fail(
@@ -72,6 +74,16 @@ static loom_status check_desc(loom_context *context, const loom_plan_desc *desc,
             "flags are 0x%x, but LOOM_MEASURE compiles and times before it answers: it takes neither "
             "LOOM_NO_COMPILE nor LOOM_ASYNC",
             desc->flags);
+    }
+    if (desc->flags & LOOM_STAND_IN && desc->flags != (LOOM_ASYNC | LOOM_STAND_IN)) {
+        return loom__fail(error, LOOM_INVALID, "desc.flags",
+                          "flags are 0x%x, but LOOM_STAND_IN (0x4) is for what LOOM_ASYNC (0x2) compiles: it "
+                          "needs that flag, and not LOOM_NO_COMPILE",
+                          desc->flags);
+    }
+    if (desc->flags & LOOM_STAND_IN && desc->device == LOOM_DEVICE_NONE) {
+        return loom__fail(error, LOOM_INVALID, "desc.flags",
+                          "LOOM_STAND_IN (0x4) is for launches, and device is LOOM_DEVICE_NONE");
     }
     int32_t alignment = desc->alignment;
     if (alignment < 0 || alignment > MAX_ALIGNMENT || (alignment & (alignment - 1))) {
@@ -657,10 +669,12 @@ static int compare_keys(const void *a, const void *b) {
     return strcmp((*(build *const *)a)->key, (*(build *const *)b)->key);
 }
 
-/* The same among processes that share the cache. The jobs are sorted by key, so that none waits in a circle. */
+/* The same among processes that share the cache. The jobs are sorted by key, so that none waits in a circle.
+ * They have one limit together: who is stopped holds all of them. */
 static void claim_in_cache(loom_context *context, build **jobs, int32_t num_jobs) {
+    double end = loom__now() + context->claim_seconds;
     for (int32_t i = 0; i < num_jobs; i++)
-        jobs[i]->process_claim = loom__cache_claim(context, jobs[i]->slug, jobs[i]->key);
+        jobs[i]->process_claim = loom__cache_claim(context, jobs[i]->slug, jobs[i]->key, end);
 }
 
 static void unclaim_in_cache(loom_context *context, build **jobs, int32_t num_jobs) {
@@ -681,6 +695,9 @@ struct loom__construction {
     loom__record asked;               /* what was asked for: problem, schedules and hint as given */
     const loom__toolchain *toolchain; /* NULL while no kernel is missing */
     bool no_compile;
+    enum { NO_WISDOM, OWN_WISDOM, ALL_WISDOM } wisdom; /* that may choose schedules */
+    bool by_wisdom;                                    /* that has chosen one */
+    bool by_shipped;                                   /* or may have, of what the library ships */
     double start;
     /* With LOOM_ASYNC: */
     bool async, has_thread;
@@ -848,7 +865,7 @@ static loom_status try_load(loom_plan *plan, const build *b, const loom__kernel_
     LOOM_TRY(context, loom__device_enter(context, plan->device, error));
     loom_status status = loom__module_load(context, plan->device, b->entry.binary, text->symbol,
                                            text->smem_bytes, &module, error);
-    if (status == LOOM_OK) context->driver->module_unload(module.module);
+    loom__module_unload(context, &module);
     loom__device_leave(context);
     return status;
 }
@@ -940,7 +957,7 @@ static loom_status ask_wisdom(loom__construction *c, const loom_plan_desc *desc,
     loom__wisdom_entry wanted = {.problem = c->info.text, .class = loom__shape_class_of(&desc->hint)};
     char digest[33];
     bool packs_only = desc->flags & LOOM_NO_COMPILE && desc->rigor == LOOM_ESTIMATE;
-    if (desc->device == LOOM_DEVICE_NONE || packs_only) return LOOM_OK;
+    if (desc->device == LOOM_DEVICE_NONE || packs_only || c->wisdom == NO_WISDOM) return LOOM_OK;
     LOOM_TRY(context, loom__wisdom_device(context, plan->device, &plan->arena, &wanted, error));
     LOOM_TRY(context, loom__generator_digest(context, digest, error));
     wanted.generator = digest;
@@ -951,28 +968,35 @@ static loom_status ask_wisdom(loom__construction *c, const loom_plan_desc *desc,
              pass++) {
             wanted.pass = pass;
             const loom__wisdom_entry *found =
-                loom__wisdom_find(context, &wanted, desc->rigor == LOOM_MEASURE ? 0 : LOOM__WISDOM_NEAR);
+                c->wisdom == OWN_WISDOM       ? loom__wisdom_find_own(context, &wanted, LOOM__WISDOM_NEAR)
+                : desc->rigor == LOOM_MEASURE ? loom__wisdom_find(context, &wanted, 0, false)
+                                              : loom__wisdom_find(context, &wanted, LOOM__WISDOM_NEAR, true);
             request->measured[i][pass] = found ? found->schedule : NULL;
+            c->by_shipped |= found && found->shipped;
         }
     }
     return LOOM_OK;
 }
 
-/* Whether a pass has the schedule that was asked for, or what wisdom said. */
-static bool is_measured(const loom__request *request, const char *target, loom_pass pass,
-                        const char *schedule) {
-    const char *forced = pass == LOOM_BACKWARD ? request->schedule_backward : request->schedule;
+static bool is_forced(const loom__request *request, loom_pass pass) {
+    return (pass == LOOM_BACKWARD ? request->schedule_backward : request->schedule) != NULL;
+}
+
+/* Whether a pass has the schedule that wisdom said, where none was asked for. */
+static bool is_measured(const loom__request *request, const loom__generated *generated, loom_pass pass) {
+    const char *schedule = pass == LOOM_BACKWARD ? generated->schedule_backward : generated->schedule;
     const char *measured = NULL;
     for (int32_t i = 0; i < LOOM__NUM_TARGETS; i++) {
-        if (strcmp(loom__target_names[i], target) == 0) measured = request->measured[i][pass];
+        if (strcmp(loom__target_names[i], generated->target) == 0) measured = request->measured[i][pass];
     }
-    return forced || (measured && strcmp(measured, schedule) == 0);
+    return !is_forced(request, pass) && measured && strcmp(measured, schedule) == 0;
 }
 
 static loom_status need_wisdom(const loom__construction *c, const loom__request *request, loom_error *error) {
     const loom__generated *g = &c->generated;
-    bool forward = is_measured(request, g->target, LOOM_FORWARD, g->schedule);
-    bool backward = !c->info.backward || is_measured(request, g->target, LOOM_BACKWARD, g->schedule_backward);
+    bool forward = is_forced(request, LOOM_FORWARD) || is_measured(request, g, LOOM_FORWARD);
+    bool backward =
+        !c->info.backward || is_forced(request, LOOM_BACKWARD) || is_measured(request, g, LOOM_BACKWARD);
     if (forward && backward) return LOOM_OK;
     loom__shape_class class = loom__shape_class_of(&request->hint);
     return loom__fail(error, LOOM_NOT_FOUND, "desc.rigor",
@@ -1026,7 +1050,11 @@ static loom_status describe(loom__construction *c, const loom_plan_desc *desc, l
     if (known == LOOM_NOT_FOUND) return forward(&refusal, error);
     if (found != LOOM_OK && found != LOOM_NOT_FOUND) return forward(&refusal, error);
     if (desc->rigor != LOOM_ESTIMATE && found == LOOM_OK) LOOM_TRY(context, need_wisdom(c, &request, error));
-    if (found == LOOM_OK) LOOM_TRY(context, look_into_packs(c, error));
+    if (found == LOOM_OK) {
+        LOOM_TRY(context, look_into_packs(c, error));
+        c->by_wisdom = is_measured(&request, generated, LOOM_FORWARD) ||
+                       (c->info.backward && is_measured(&request, generated, LOOM_BACKWARD));
+    }
     if ((found == LOOM_NOT_FOUND || c->num_missing) && plan->device)
         LOOM_TRY(context, take_older_arch(c, &request, error));
     if (!generated->num_kernels) return explain(c, forward(&refusal, error), error);
@@ -1106,12 +1134,13 @@ static loom_status start_async(loom__construction *c, loom_error *error) {
 }
 
 /* A plan without kernels, with all that is known before these. Its construction holds on to the generator. */
-static loom_status begin(loom_context *context, const loom_plan_desc *desc, loom_plan **plan,
-                         loom_error *error) {
+static loom_status begin_with(loom_context *context, const loom_plan_desc *desc, int wisdom, loom_plan **plan,
+                              loom_error *error) {
     LOOM_TRY(NULL, check_desc(context, desc, plan, error));
     loom_plan *made = context->memory.resize(context->memory.user, NULL, sizeof *made);
     if (!made) return loom__fail_memory(error);
     memset(made, 0, sizeof *made);
+    atomic_init(&made->serving, made);
     made->context = context;
     made->arena.memory = &context->memory;
     loom__construction *c = loom__arena_alloc(&made->arena, sizeof *c);
@@ -1123,6 +1152,7 @@ static loom_status begin(loom_context *context, const loom_plan_desc *desc, loom
     c->plan = made;
     c->generated.reference = -2; /* LUA_NOREF */
     c->no_compile = desc->flags & LOOM_NO_COMPILE;
+    c->wisdom = wisdom;
     c->start = loom__now();
     loom__context_lock(context);
     loom_status status = describe(c, desc, error);
@@ -1135,11 +1165,34 @@ static loom_status begin(loom_context *context, const loom_plan_desc *desc, loom
     return status;
 }
 
-/* A plan without LOOM_MEASURE. Where wisdom would have it compiled and there is no compiler, packs may have
- * what the model chooses, as with LOOM_NO_COMPILE. */
+static loom_status begin(loom_context *context, const loom_plan_desc *desc, loom_plan **plan,
+                         loom_error *error) {
+    return begin_with(context, desc, ALL_WISDOM, plan, error);
+}
+
+/* Gives up a plan that was begun. */
+static void drop(loom_plan **plan) {
+    loom__generator_release((*plan)->context, &(*plan)->construction->generated);
+    loom_plan_destroy(*plan);
+    *plan = NULL;
+}
+
+/* A plan without LOOM_MEASURE. What the library ships is no reason to compile where packs have all kernels
+ * without it: they were made with the model's choice, as for any GPU of an arch. Where wisdom would have it
+ * compiled and there is no compiler, packs may have what the model chooses, as with LOOM_NO_COMPILE. */
 static loom_status begin_estimated(loom_context *context, const loom_plan_desc *desc, loom_plan **plan,
                                    loom_error *error) {
     loom_status status = begin(context, desc, plan, error);
+    const loom__construction *c = status == LOOM_OK ? (*plan)->construction : NULL;
+    if (c && c->by_shipped && c->num_missing && context->packs && desc->rigor == LOOM_ESTIMATE) {
+        loom_plan *packed = NULL;
+        if (begin_with(context, desc, OWN_WISDOM, &packed, NULL) == LOOM_OK) {
+            loom_plan **worse = packed->construction->num_missing ? &packed : plan;
+            drop(worse);
+            if (packed) *plan = packed;
+        }
+        return LOOM_OK;
+    }
     if (status != LOOM_COMPILE || desc->rigor != LOOM_ESTIMATE || !context->packs) return status;
     loom_plan_desc packed = *desc;
     packed.flags |= LOOM_NO_COMPILE;
@@ -1148,13 +1201,15 @@ static loom_status begin_estimated(loom_context *context, const loom_plan_desc *
 
 /* -- Measuring ------------------------------------------------------------------------------------------- */
 
-/* Times the passes that have no wisdom yet and whose schedule is not asked for. */
-static loom_status measure(loom_context *context, const loom_plan_desc *desc, loom_error *error) {
+/* Times the passes whose schedule is not asked for; `only_unknown`: of these those that have no wisdom yet.
+ */
+static loom_status measure(loom_context *context, const loom_plan_desc *desc, bool only_unknown,
+                           loom_error *error) {
     loom__arena arena = {&context->memory, NULL};
     loom__problem_info info;
     loom__tune_options options = {.seconds =
                                       desc->measure_seconds > 0 ? desc->measure_seconds : LOOM__TUNE_SECONDS,
-                                  .only_unknown = true};
+                                  .only_unknown = only_unknown};
     loom_status status = loom__problem_query(context, desc->problem, &arena, &info, error);
     for (loom_pass pass = LOOM_FORWARD; !status && pass <= (info.backward ? LOOM_BACKWARD : LOOM_FORWARD);
          pass++) {
@@ -1177,7 +1232,7 @@ static loom_status begin_measured(loom_context *context, const loom_plan_desc *d
     pthread_mutex_lock(&context->tuning);
     loom_status status = begin(context, desc, plan, &missing);
     bool unknown = status == LOOM_NOT_FOUND && strcmp(missing.field, "desc.rigor") == 0;
-    if (unknown) status = measure(context, desc, &missing);
+    if (unknown) status = measure(context, desc, true, &missing);
     pthread_mutex_unlock(&context->tuning);
     if (unknown && (status == LOOM_MEMORY || status == LOOM_DRIVER)) {
         /* No room for tensors of its own; a lost device fails the estimate, too. */
@@ -1186,6 +1241,28 @@ static loom_status begin_measured(loom_context *context, const loom_plan_desc *d
     }
     if (unknown && status == LOOM_OK) return begin(context, &estimate, plan, error);
     if (status != LOOM_OK && error && error->size >= sizeof *error) *error = missing;
+    return status;
+}
+
+/* Once more, where what wisdom said does not compile or load: a line that was written by hand, or for another
+ * compiler. LOOM_MEASURE replaces it by what can be used, LOOM_ESTIMATE does without. */
+static loom_status construct_again(loom_context *context, const loom_plan_desc *desc, loom_plan **plan,
+                                   loom_error *error) {
+    loom_error failure = LOOM_ERROR_INIT;
+    loom_plan_desc estimate = *desc;
+    bool measures = desc->rigor == LOOM_MEASURE;
+    estimate.rigor = LOOM_ESTIMATE;
+    if (measures) {
+        pthread_mutex_lock(&context->tuning);
+        if (measure(context, desc, false, &failure))
+            loom__cache_warn(context, "the schedules are not timed: %s", failure.text);
+        pthread_mutex_unlock(&context->tuning);
+    }
+    LOOM_TRY(context, begin_with(context, &estimate, measures ? ALL_WISDOM : NO_WISDOM, plan, error));
+    loom_status status = construct((*plan)->construction, error);
+    if (status == LOOM_OK) return LOOM_OK;
+    loom_plan_destroy(*plan);
+    *plan = NULL;
     return status;
 }
 
@@ -1202,6 +1279,10 @@ loom_status loom_plan_create(loom_context *context, const loom_plan_desc *given,
         own.size = sizeof own;
         desc = &own;
     }
+    if (desc && desc->size >= sizeof own && desc->flags & LOOM_STAND_IN) {
+        LOOM_TRY(NULL, check_desc(context, desc, plan, error));
+        return loom__stand_in_create(context, desc, plan, error);
+    }
     if (desc && desc->size >= sizeof own && desc->rigor == LOOM_MEASURE && context && plan)
         LOOM_TRY(context, begin_measured(context, desc, &made, error));
     else
@@ -1212,6 +1293,16 @@ loom_status loom_plan_create(loom_context *context, const loom_plan_desc *given,
         if (status != LOOM_OK) loom__generator_release(context, &c->generated);
     } else {
         status = construct(c, error);
+        if (status != LOOM_OK && status != LOOM_MEMORY && desc->rigor != LOOM_WISDOM_ONLY && c->by_wisdom) {
+            loom__log(context, LOOM__LOG_WARNING,
+                      "wisdom is passed over, its schedule does not compile or load: problem=\"%s\" "
+                      "schedule=\"%s\" backward=\"%s\"",
+                      made->texts[LOOM_TEXT_PROBLEM], made->texts[LOOM_TEXT_SCHEDULE],
+                      made->texts[LOOM_TEXT_SCHEDULE_BACKWARD]);
+            loom_plan_destroy(made);
+            made = NULL;
+            status = construct_again(context, desc, &made, error);
+        }
         if (status == LOOM_OK) atomic_store_explicit(&made->state, LOOM__PLAN_READY, memory_order_release);
     }
     if (status == LOOM_OK)
@@ -1232,7 +1323,7 @@ const char *loom__plan_record(const loom_plan *plan, loom__arena *arena) {
 loom_status loom__plan_survey(loom_context *context, const loom_plan_desc *desc, loom__arena *arena,
                               loom__survey *survey, loom_error *error) {
     loom_plan *plan = NULL;
-    LOOM_TRY(context, begin(context, desc, &plan, error));
+    LOOM_TRY(context, begin_estimated(context, desc, &plan, error));
     loom__construction *c = plan->construction;
     const char *problem = plan->texts[LOOM_TEXT_PROBLEM], *target = plan->texts[LOOM_TEXT_TARGET];
     const char *arch = plan->texts[LOOM_TEXT_ARCH];
@@ -1251,8 +1342,7 @@ loom_status loom__plan_survey(loom_context *context, const loom_plan_desc *desc,
         keys[i] = loom__arena_copy(arena, b->key, strlen(b->key));
         copied = keys[i] != NULL;
     }
-    loom__generator_release(context, &c->generated);
-    loom_plan_destroy(plan);
+    drop(&plan);
     return copied && survey->problem && survey->target && survey->arch ? LOOM_OK : loom__fail_memory(error);
 }
 
@@ -1273,6 +1363,7 @@ loom_status loom_plan_wait(loom_plan *plan, double timeout_seconds, loom_error *
         return loom__fail(error, LOOM_INVALID, "timeout_seconds",
                           "timeout_seconds is %g, it must be 0 or more", timeout_seconds);
     }
+    if (plan->own) plan = plan->own;
     if (loom__plan_is_ready(plan)) return LOOM_OK;
     loom__construction *c = plan->construction;
     struct timespec end;
@@ -1293,6 +1384,7 @@ void loom_plan_destroy(loom_plan *plan) {
     if (!plan) return;
     loom_context *context = plan->context;
     loom__construction *c = plan->construction;
+    loom__stand_in_destroy(plan);
     if (c && c->async) {
         if (c->has_thread) pthread_join(c->thread, NULL);
         pthread_cond_destroy(&c->finished);
@@ -1301,8 +1393,7 @@ void loom_plan_destroy(loom_plan *plan) {
     bool entered = plan->device && loom__device_enter(context, plan->device, NULL) == LOOM_OK;
     for (int32_t i = 0; i < plan->num_kernels; i++) {
         loom__host_unload(&plan->kernels[i].host_module);
-        if (entered && plan->kernels[i].module.module)
-            plan->driver->module_unload(plan->kernels[i].module.module);
+        if (entered) loom__module_unload(context, &plan->kernels[i].module);
     }
     if (entered) loom__device_leave(context);
     loom__arena_free(&plan->arena);
@@ -1312,6 +1403,7 @@ void loom_plan_destroy(loom_plan *plan) {
 /* -- Introspection --------------------------------------------------------------------------------------- */
 
 int32_t loom_plan_param(const loom_plan *plan, const char *name) {
+    plan = loom__plan_serving(plan);
     for (int32_t i = 0; plan && name && i < plan->num_params; i++) {
         if (strcmp(plan->params[i].name, name) == 0) return i;
     }
@@ -1320,15 +1412,18 @@ int32_t loom_plan_param(const loom_plan *plan, const char *name) {
 
 const char *loom_plan_text(const loom_plan *plan, loom_text which) {
     if (!plan || which < LOOM_TEXT_PROBLEM || which > LOOM_TEXT_WHY) return "";
-    return plan->texts[which];
+    return loom__plan_serving(plan)->texts[which];
 }
 
-int32_t loom_plan_num_kernels(const loom_plan *plan) { return plan ? plan->num_kernels : 0; }
+int32_t loom_plan_num_kernels(const loom_plan *plan) {
+    return plan ? loom__plan_serving(plan)->num_kernels : 0;
+}
 
 loom_status loom_plan_kernel(const loom_plan *plan, int32_t index, loom_kernel *kernel, loom_error *error) {
     if (!plan || !kernel)
         return loom__fail(error, LOOM_INVALID, plan ? "kernel" : "plan", "%s is NULL",
                           plan ? "kernel" : "plan");
+    plan = loom__plan_serving(plan);
     const size_t first_bytes = offsetof(loom_kernel, pack); /* without what was appended later */
     if (kernel->size < first_bytes) {
         return loom__fail(error, LOOM_INVALID, "kernel.size",
@@ -1349,6 +1444,7 @@ loom_status loom_plan_kernel(const loom_plan *plan, int32_t index, loom_kernel *
 loom_status loom_plan_certify(loom_plan *plan, const char *text, loom_error *error) {
     if (!plan || !text)
         return loom__fail(error, LOOM_INVALID, plan ? "text" : "plan", "%s is NULL", plan ? "text" : "plan");
+    plan = loom__plan_serving(plan);
     if (!loom__plan_is_ready(plan)) return loom__plan_fail_unready(plan, error);
     loom_context *context = plan->context;
     loom_status status = LOOM_OK;

@@ -1,5 +1,5 @@
 /* plan.h - the inside of a plan: made by plan.c, read by launch.c. Immutable once `state` is not COMPILING,
- * but for certificates. */
+ * but for certificates and what serves. */
 #ifndef LOOM_PLAN_H
 #define LOOM_PLAN_H
 
@@ -130,6 +130,12 @@ typedef struct loom__construction loom__construction;
 enum { LOOM__PLAN_COMPILING, LOOM__PLAN_READY, LOOM__PLAN_FAILED };
 
 struct loom_plan {
+    /* What launches take: the plan itself, or one of these two, which are NULL without LOOM_STAND_IN. Such a plan
+     * has nothing else than these, context and arena. */
+    _Atomic(loom_plan *) serving;
+    loom_plan *own, *stand_in;
+    pthread_mutex_t upgrading;
+    int32_t ordinal;  /* of the device on which the own kernels are checked, or LOOM_DEVICE_HOST */
     atomic_int state; /* last to be written, with release; all below is complete for who has read READY */
     loom__construction *construction;
     loom_context *context;
@@ -164,6 +170,11 @@ typedef struct loom__survey {
 /* Looks without compiling or loading; errors are those of loom_plan_create. */
 loom_status loom__plan_survey(loom_context *context, const loom_plan_desc *desc, loom__arena *arena,
                               loom__survey *survey, loom_error *error);
+
+/* What answers for a plan by now. NULL for NULL. */
+static inline loom_plan *loom__plan_serving(const loom_plan *plan) {
+    return plan ? atomic_load_explicit(&((loom_plan *)plan)->serving, memory_order_acquire) : NULL;
+}
 
 static inline bool loom__plan_is_ready(const loom_plan *plan) {
     return atomic_load_explicit(&plan->state, memory_order_acquire) == LOOM__PLAN_READY;

@@ -51,7 +51,8 @@ typedef struct tuner {
     loom__arena *arena;
     double deadline;
     loom__tuning *result;
-    run *runs; /* one a trial */
+    const char *known; /* what wisdom has for the same, NULL: nothing */
+    run *runs;         /* one a trial */
     loom__reference *facts;
     loom__device_memory *memory;
     loom_param params[LOOM__MAX_PARAMS];
@@ -124,13 +125,18 @@ static loom_status fail_trial(tuner *t, int32_t index, const loom_error *failure
 
 /* -- Candidates ------------------------------------------------------------------------------------------ */
 
-/* What wisdom has for about this shape, of any generator. */
+/* What wisdom has for the same, else for about this shape, of any generator. */
 static const char *find_hint(tuner *t) {
     loom__wisdom_entry wanted = t->result->entry;
+    const loom__wisdom_entry *found = loom__wisdom_find(t->context, &wanted, 0, false);
+    t->known = found ? found->schedule : NULL;
     wanted.generator = NULL;
-    const loom__wisdom_entry *found = loom__wisdom_find(t->context, &wanted, LOOM__WISDOM_NEAR);
+    if (!found) found = loom__wisdom_find(t->context, &wanted, LOOM__WISDOM_NEAR, true);
     return found ? found->schedule : NULL;
 }
+
+/* Whether wisdom has a candidate for the same: what the model does not list is unknown to this generator. */
+static bool is_known(const tuner *t) { return t->known && t->result->trials[0].rank; }
 
 static loom_status list_trials(tuner *t, loom_error *error) {
     loom__tuning *r = t->result;
@@ -212,15 +218,16 @@ static loom_status reserve_workspace(tuner *t, const loom_plan *plan, loom_pass 
 
 static loom_status launch(tuner *t, const loom_plan *plan, loom_error *error) {
     const loom_args *args = &t->sets[t->next_set++ % t->num_sets];
-    return t->pass == LOOM_FORWARD ? loom_forward(plan, args, NULL, error)
-                                   : loom_backward(plan, args, NULL, error);
+    void *stream = loom__device_memory_stream(t->memory);
+    return t->pass == LOOM_FORWARD ? loom_forward(plan, args, stream, error)
+                                   : loom_backward(plan, args, stream, error);
 }
 
 /* Makes the o and lse that the backward reads. */
 static loom_status run_forward(tuner *t, const loom_plan *plan, loom_error *error) {
     LOOM_TRY(t->context, reserve_workspace(t, plan, LOOM_FORWARD, error));
     for (int32_t i = 0; i < t->num_sets; i++)
-        LOOM_TRY(t->context, loom_forward(plan, &t->sets[i], NULL, error));
+        LOOM_TRY(t->context, loom_forward(plan, &t->sets[i], loom__device_memory_stream(t->memory), error));
     t->has_forward = true;
     return loom__device_memory_sync(t->memory, error);
 }
@@ -236,10 +243,9 @@ static loom_status warm_up(tuner *t, const loom_plan *plan, loom_error *error) {
     return LOOM_OK;
 }
 
-/* Times launches behind one that is not timed, which fetches the kernel's code. */
+/* Times launches behind one that was not timed, which has fetched the kernel's code. */
 static loom_status time_launches(tuner *t, const loom_plan *plan, int32_t num, double *ms,
                                  loom_error *error) {
-    LOOM_TRY(t->context, launch(t, plan, error));
     for (int32_t i = 0; i < num; i++) {
         LOOM_TRY(t->context, loom__device_memory_mark(t->memory, 2 * i, error));
         LOOM_TRY(t->context, launch(t, plan, error));
@@ -310,22 +316,40 @@ static loom_status wait_for(const tuner *t, run *own) {
     return status;
 }
 
-static loom_status try_first(tuner *t, const loom_plan *plan, double ms[FIRST_LAUNCHES], loom_error *error) {
+/* Launches of so many seconds each that there is time for, at least one. */
+static int32_t count_fitting(const tuner *t, double seconds) {
+    double left = t->deadline - loom__now();
+    if (left >= FIRST_LAUNCHES * seconds) return FIRST_LAUNCHES;
+    return left < 2 * seconds ? 1 : (int32_t)(left / seconds);
+}
+
+/* *num becomes how many launches were timed; 0: the time was over before. */
+static loom_status try_first(tuner *t, const loom_plan *plan, double ms[FIRST_LAUNCHES], int32_t *num,
+                             loom_error *error) {
+    *num = 0;
     if (t->pass == LOOM_BACKWARD && !t->has_forward) LOOM_TRY(t->context, run_forward(t, plan, error));
     LOOM_TRY(t->context, reserve_workspace(t, plan, t->pass, error));
-    if (!t->warm) LOOM_TRY(t->context, warm_up(t, plan, error));
-    return time_launches(t, plan, FIRST_LAUNCHES, ms, error);
+    if (!t->warm && !is_over(t)) LOOM_TRY(t->context, warm_up(t, plan, error));
+    if (is_over(t)) return LOOM_OK;
+    double start = loom__now();
+    LOOM_TRY(t->context, launch(t, plan, error));
+    LOOM_TRY(t->context, loom__device_memory_sync(t->memory, error));
+    if (is_over(t)) return LOOM_OK;
+    *num = count_fitting(t, loom__now() - start);
+    return time_launches(t, plan, *num, ms, error);
 }
 
 static loom_status look_first(tuner *t, int32_t index, loom_error *error) {
     loom__trial *trial = &t->result->trials[index];
     loom_error failure = LOOM_ERROR_INIT;
     double ms[FIRST_LAUNCHES];
-    if (try_first(t, t->runs[index].plan, ms, &failure)) return fail_trial(t, index, &failure, error);
+    int32_t num = 0;
+    if (try_first(t, t->runs[index].plan, ms, &num, &failure)) return fail_trial(t, index, &failure, error);
+    if (!num) return LOOM_OK; /* it stays late */
     /* The least of them: so few are easily disturbed, and what is dropped is gone. */
     trial->ms = ms[0];
-    for (int32_t i = 1; i < FIRST_LAUNCHES; i++) trial->ms = ms[i] < trial->ms ? ms[i] : trial->ms;
-    trial->num_launches = FIRST_LAUNCHES;
+    for (int32_t i = 1; i < num; i++) trial->ms = ms[i] < trial->ms ? ms[i] : trial->ms;
+    trial->num_launches = num;
     trial->state = LOOM__TRIAL_TIMED;
     LOOM_TRY(t->context, trust_best(t, error));
     const loom__trial *best = t->result->best < 0 ? NULL : &t->result->trials[t->result->best];
@@ -381,7 +405,8 @@ static loom_status take_turn(tuner *t, int32_t index, loom_error *error) {
     loom__trial *trial = &t->result->trials[index];
     loom_error failure = LOOM_ERROR_INIT;
     double sorted[NUM_ROUNDS * ROUND_LAUNCHES];
-    if (time_launches(t, own->plan, ROUND_LAUNCHES, own->ms + own->num_ms, &failure))
+    if (launch(t, own->plan, &failure) ||
+        time_launches(t, own->plan, ROUND_LAUNCHES, own->ms + own->num_ms, &failure))
         return fail_trial(t, index, &failure, error);
     own->num_ms += ROUND_LAUNCHES;
     memcpy(sorted, own->ms, (size_t)own->num_ms * sizeof *sorted);
@@ -422,16 +447,18 @@ static loom_status run_rounds(tuner *t, loom_error *error) {
 
 /* -- The winner ------------------------------------------------------------------------------------------ */
 
-/* The fastest becomes wisdom. */
+/* The fastest becomes wisdom, in the place of what was known if that had its turn, which was the first. */
 static loom_status keep_winner(tuner *t, loom_error *error) {
     loom__tuning *r = t->result;
     loom_error failure = LOOM_ERROR_INIT;
+    const char *tried = r->trials[0].state != LOOM__TRIAL_LATE ? t->known : NULL;
     LOOM_TRY(t->context, trust_best(t, error));
     if (r->best < 0) return LOOM_OK;
     const loom__trial *winner = &r->trials[r->best];
     r->entry.schedule = winner->schedule;
-    r->entry.ns = winner->ms * 1e6 < 1 ? 1 : (int64_t)(winner->ms * 1e6);
-    loom_status status = loom__wisdom_learn(t->context, &r->entry, &failure);
+    double ns = winner->ms * 1e6 * loom__shape_class_share(&t->desc.hint);
+    r->entry.ns = ns < 1 ? 1 : (int64_t)ns;
+    loom_status status = loom__wisdom_learn(t->context, &r->entry, tried, &failure);
     if (status == LOOM_MEMORY) return loom__fail_memory(error);
     if (status) loom__cache_warn(t->context, "does not keep wisdom, it stays in memory: %s", failure.text);
     return LOOM_OK;
@@ -439,8 +466,8 @@ static loom_status keep_winner(tuner *t, loom_error *error) {
 
 /* -- Tuning ---------------------------------------------------------------------------------------------- */
 
-/* A thread that captures a stream must not tune, and while any stream is captured that waits for the default
- * one, that must not be used: the driver tells of these. */
+/* A thread that captures a stream must not tune; the driver tells of captures of streams that wait for the
+ * default one. What other threads capture from now on is no matter: memory and launches are set apart. */
 static loom_status refuse_capture(tuner *t, loom_error *error) {
     enum { CAPTURE_IMPLICIT = 906 };
     const loom__driver_api *driver = t->context->driver;
@@ -485,9 +512,10 @@ static loom_status tune(tuner *t, loom_error *error) {
         status = refuse_capture(t, error);
         loom__device_leave(t->context);
     }
-    if (!status && t->options->only_unknown && loom__wisdom_find(t->context, &t->result->entry, 0)) goto out;
     if (!status) status = list_trials(t, error);
+    if (!status && t->options->only_unknown && is_known(t)) goto out;
     if (!status) status = loom__device_memory_open(t->context, t->desc.device, &t->memory, error);
+    if (!status) status = loom__device_memory_set_apart(t->memory, error);
     if (!status) status = make_sets(t, device, error);
     if (!status) status = look_at_all(t, error);
     if (!status) status = run_rounds(t, error);

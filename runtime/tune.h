@@ -6,6 +6,9 @@
  * falls behind is dropped, who does not compile, launch or compute the right thing is recorded and passed
  * over. The fastest is compared with the float64 reference before it becomes wisdom. Called by plan.c and the
  * command line. One tuning a context at a time: two would time each other.
+ *
+ * What wisdom has for the same class already is timed beside the others, so the winner replaces it even where
+ * that was measured faster, at another shape of the class or by hand, and where it fails.
  */
 #ifndef LOOM_TUNE_H
 #define LOOM_TUNE_H
@@ -47,7 +50,7 @@ typedef struct loom__tuning {
 typedef struct loom__tune_options {
     const loom_param *params; /* of the problem, on the device; NULL: made up */
     double seconds;           /* most that it may take; what has begun is not cut short */
-    bool only_unknown;        /* time nothing where wisdom has the class already */
+    bool only_unknown; /* time nothing where wisdom has the class already, with one of the candidates */
     const atomic_bool *stop;  /* true: end soon, with what was measured; NULL: never */
     void (*progress)(void *user, const loom__tuning *tuning); /* after each step; NULL: nobody looks */
     void *user;

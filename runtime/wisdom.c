@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "cache.h"
+#include "embedded.h"
 #include "generator.h"
 
 static const char FORMAT[] = "wisdom1", FILE_NAME[] = "wisdom1.txt";
@@ -29,7 +30,7 @@ typedef struct entry_list {
 } entry_list;
 
 struct loom__wisdom {
-    entry_list list;
+    entry_list list, shipped;
     loom__cache_stamp stamp;
 };
 
@@ -66,6 +67,13 @@ loom__shape_class loom__shape_class_of(const loom_shape *hint) {
                                    rows >= MOST_ROWS ? MOST_ROWS : nearest_power((int64_t)rows, 1, MOST_ROWS),
                                .queries = nearest_power(s.seq_q, 1, MOST_QUERIES),
                                .keys = nearest_power(s.seq_k, LEAST_KEYS, MOST_KEYS)};
+}
+
+double loom__shape_class_share(const loom_shape *hint) {
+    loom_shape s = loom__shape_typical(hint);
+    loom__shape_class class = loom__shape_class_of(hint);
+    double rows = (double)s.batch * (double)s.heads_q * (double)s.seq_q;
+    return (double)class.rows * (double)class.keys / (rows * (double)s.seq_k);
 }
 
 static int32_t steps_between(int64_t a, int64_t b) {
@@ -313,9 +321,10 @@ static bool grow(entry_list *list) {
     return true;
 }
 
-/* Keeps a copy of the entry, unless the list has one for the same that is as fast. Of two as fast the first
- * by its text stays, so that the order of merging does not matter. False: out of memory. */
-static bool merge(entry_list *list, const loom__wisdom_entry *entry) {
+/* Keeps a copy of the entry, unless the list has one for the same that is as fast and whose schedule is not
+ * `tried`. Of two as fast the first by its text stays, so that the order of merging does not matter. False:
+ * out of memory. */
+static bool merge(entry_list *list, const loom__wisdom_entry *entry, const char *tried) {
     int32_t low = 0, high = list->num;
     while (low < high) {
         int32_t middle = low + (high - low) / 2;
@@ -328,7 +337,8 @@ static bool merge(entry_list *list, const loom__wisdom_entry *entry) {
     if (known) {
         const loom__wisdom_entry *old = list->items[low];
         int order = compare_numbers(entry->ns, old->ns);
-        if (order > 0 || (order == 0 && strcmp(entry->schedule, old->schedule) >= 0)) return true;
+        bool stays = order > 0 || (order == 0 && strcmp(entry->schedule, old->schedule) >= 0);
+        if (stays && (!tried || strcmp(old->schedule, tried))) return true;
     }
     loom__wisdom_entry *copy = loom__arena_alloc(list->arena, sizeof *copy);
     if (!copy) return false;
@@ -397,7 +407,7 @@ typedef struct file_reading {
 /* A damaged line of the file is told and left out; the next who writes drops it. */
 static bool use_file_line(void *user, int32_t line, const loom__wisdom_entry *entry, const refusal *why) {
     file_reading *r = user;
-    r->out_of_memory = entry ? !merge(r->list, entry) : why->out_of_memory;
+    r->out_of_memory = entry ? !merge(r->list, entry, NULL) : why->out_of_memory;
     if (!entry && !r->out_of_memory)
         loom__cache_warn(r->context, "leaves out line %d of %s/%s: %s", line, r->context->cache_dir,
                          FILE_NAME, why->text);
@@ -410,12 +420,31 @@ static bool merge_text(loom_context *context, entry_list *list, const char *text
     return !r.out_of_memory;
 }
 
+/* Tests see to it that all lines are good. */
+static bool use_shipped_line(void *user, int32_t line, const loom__wisdom_entry *entry, const refusal *why) {
+    (void)line;
+    if (!entry) return !why->out_of_memory;
+    loom__wisdom_entry own = *entry;
+    own.shipped = true;
+    return merge(user, &own, NULL);
+}
+
+static bool read_shipped(loom_context *context, entry_list *list) {
+    const char *text = context->shipped_wisdom;
+    bool fine = !text || read_text(text, &context->memory, use_shipped_line, list);
+    for (int i = 0; !text && i < loom__num_wisdom_files && fine; i++)
+        fine = read_text(loom__wisdom_files[i].bytes, &context->memory, use_shipped_line, list);
+    return fine;
+}
+
 /* The context's list, with what the file has by now; NULL: out of memory. The lock is held. */
 static entry_list *open_list(loom_context *context) {
     if (!context->wisdom) {
-        context->wisdom = loom__arena_alloc(&context->arena, sizeof *context->wisdom);
-        if (!context->wisdom) return NULL;
-        context->wisdom->list.arena = &context->arena;
+        loom__wisdom *made = loom__arena_alloc(&context->arena, sizeof *made);
+        if (!made) return NULL;
+        made->list.arena = made->shipped.arena = &context->arena;
+        if (!read_shipped(context, &made->shipped)) return NULL;
+        context->wisdom = made;
     }
     loom__wisdom *wisdom = context->wisdom;
     loom__arena arena = {&context->memory, NULL};
@@ -433,22 +462,45 @@ static bool is_for(const loom__wisdom_entry *entry, const loom__wisdom_entry *wa
            (!wanted->generator || !strcmp(entry->generator, wanted->generator));
 }
 
-const loom__wisdom_entry *loom__wisdom_find(loom_context *context, const loom__wisdom_entry *wanted,
-                                            int32_t most_steps) {
+/* The nearest entry of a list, at most *least steps away in all, which becomes how many; else NULL. */
+static const loom__wisdom_entry *find_nearest(const entry_list *list, const loom__wisdom_entry *wanted,
+                                              int32_t most_steps, int32_t *least) {
     const loom__wisdom_entry *best = NULL;
-    int32_t least = INT32_MAX - 1;
-    loom__context_lock(context);
-    const entry_list *list = open_list(context);
-    for (int32_t i = 0; list && i < list->num; i++) {
+    for (int32_t i = 0; i < list->num; i++) {
         const loom__wisdom_entry *entry = list->items[i];
         if (!is_for(entry, wanted)) continue;
         int32_t steps = class_steps(&entry->class, &wanted->class, most_steps);
         bool same_class = best && class_steps(&entry->class, &best->class, 0) == 0;
         /* Larger classes come later in the list. */
-        if (steps > least || (same_class && entry->ns >= best->ns)) continue;
+        if (steps > *least || (same_class && entry->ns >= best->ns)) continue;
         best = entry;
-        least = steps;
+        *least = steps;
     }
+    return best;
+}
+
+const loom__wisdom_entry *loom__wisdom_find(loom_context *context, const loom__wisdom_entry *wanted,
+                                            int32_t most_steps, bool foreign) {
+    const loom__wisdom_entry *best = NULL;
+    loom__wisdom_entry shipped = *wanted;
+    int32_t least = INT32_MAX - 1;
+    if (foreign) shipped.generator = NULL;
+    loom__context_lock(context);
+    const entry_list *list = open_list(context);
+    if (list) best = find_nearest(list, wanted, most_steps, &least);
+    if (best) least--;
+    const loom__wisdom_entry *nearer =
+        list ? find_nearest(&context->wisdom->shipped, &shipped, most_steps, &least) : NULL;
+    loom__context_unlock(context);
+    return nearer ? nearer : best;
+}
+
+const loom__wisdom_entry *loom__wisdom_find_own(loom_context *context, const loom__wisdom_entry *wanted,
+                                                int32_t most_steps) {
+    int32_t least = INT32_MAX - 1;
+    loom__context_lock(context);
+    const entry_list *list = open_list(context);
+    const loom__wisdom_entry *best = list ? find_nearest(list, wanted, most_steps, &least) : NULL;
     loom__context_unlock(context);
     return best;
 }
@@ -458,38 +510,60 @@ const loom__wisdom_entry *loom__wisdom_find(loom_context *context, const loom__w
 typedef struct file_edit {
     loom_context *context;
     const entry_list *added;
+    const char *tried; /* as for loom__wisdom_learn */
     loom__arena *arena;
 } file_edit;
+
+/* Bytes of the comment lines that a text begins with: a person put them there, and they stay. Others would be
+ * torn from the entries that they are about, as these are sorted. */
+static size_t comment_bytes(const char *text) {
+    const char *at = text;
+    while (*at == '#') {
+        at += strcspn(at, "\n");
+        at += *at == '\n';
+    }
+    return (size_t)(at - text);
+}
 
 static const char *add_to_text(void *user, const char *text) {
     file_edit *edit = user;
     entry_list list = {.arena = edit->arena};
+    size_t kept = comment_bytes(text);
     bool fine = merge_text(edit->context, &list, text);
-    for (int32_t i = 0; i < edit->added->num && fine; i++) fine = merge(&list, edit->added->items[i]);
-    return fine ? print_list(&list, edit->arena) : NULL;
+    const char *end = kept && text[kept - 1] != '\n' ? "\n" : "";
+    for (int32_t i = 0; i < edit->added->num && fine; i++)
+        fine = merge(&list, edit->added->items[i], edit->tried);
+    const char *entries = fine ? print_list(&list, edit->arena) : NULL;
+    char *all = entries ? loom__arena_alloc(edit->arena, kept + strlen(entries) + 2) : NULL;
+    if (!all) return NULL;
+    memcpy(all, text, kept);
+    strcat(strcpy(all + kept, end), entries);
+    return all;
 }
 
-static loom_status add_to_file(loom_context *context, const entry_list *added, loom_error *error) {
+static loom_status add_to_file(loom_context *context, const entry_list *added, const char *tried,
+                               loom_error *error) {
     loom__arena arena = {&context->memory, NULL};
-    file_edit edit = {context, added, &arena};
+    file_edit edit = {context, added, tried, &arena};
     loom_status status = loom__cache_edit_text(context, FILE_NAME, &arena, add_to_text, &edit, error);
     loom__arena_free(&arena);
     return status;
 }
 
-loom_status loom__wisdom_learn(loom_context *context, const loom__wisdom_entry *entry, loom_error *error) {
+loom_status loom__wisdom_learn(loom_context *context, const loom__wisdom_entry *entry, const char *tried,
+                               loom_error *error) {
     const entry_list one = {.items = &entry, .num = 1};
     loom__context_lock(context);
     entry_list *list = open_list(context);
-    bool fine = list && merge(list, entry);
+    bool fine = list && merge(list, entry, tried);
     loom__context_unlock(context);
-    return fine ? add_to_file(context, &one, error) : loom__fail_memory(error);
+    return fine ? add_to_file(context, &one, tried, error) : loom__fail_memory(error);
 }
 
 loom_status loom__wisdom_save(loom_context *context, loom_error *error) {
     loom__context_lock(context);
     const entry_list *list = open_list(context);
-    loom_status status = list ? add_to_file(context, list, error) : loom__fail_memory(error);
+    loom_status status = list ? add_to_file(context, list, NULL, error) : loom__fail_memory(error);
     loom__context_unlock(context);
     return status;
 }
@@ -532,7 +606,7 @@ static bool use_import_line(void *user, int32_t line, const loom__wisdom_entry *
     loom_status status = loom__problem_query(import->context, entry->problem, &arena, &info, &failure);
     if (status == LOOM_OK) {
         own.problem = info.text;
-        import->out_of_memory = !merge(import->list, &own);
+        import->out_of_memory = !merge(import->list, &own, NULL);
         import->num_taken++;
     } else {
         char text[256];

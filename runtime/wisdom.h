@@ -8,8 +8,9 @@
  *
  * (on one line; the problem comes last and goes to the end). Of two entries for the same the faster one
  * stays. A context knows the entries of the file wisdom1.txt of its cache folder, which it reads again when
- * another process has changed it, and what was imported. Called by plan.c, tune.c and the command line; takes
- * the context's lock itself.
+ * another process has changed it, and what was imported; these are its own. Beside them it has the shipped
+ * ones, of the folder wisdom/, which lie in the library and are never exported. Called by plan.c, tune.c and
+ * the command line; takes the context's lock itself.
  */
 #ifndef LOOM_WISDOM_H
 #define LOOM_WISDOM_H
@@ -26,6 +27,9 @@ typedef struct loom__shape_class {
 /* A hint with typical sizes for those that are not known. */
 loom_shape loom__shape_typical(const loom_shape *hint);
 loom__shape_class loom__shape_class_of(const loom_shape *hint);
+/* The work of a launch of the class's own size, as a part of that of a launch of the hint's: pairs of rows
+ * and keys. */
+double loom__shape_class_share(const loom_shape *hint);
 
 typedef struct loom__wisdom_entry {
     const char *device;  /* name of the GPU or CPU */
@@ -35,8 +39,9 @@ typedef struct loom__wisdom_entry {
     loom_pass pass;
     loom__shape_class class;
     const char *generator; /* digest: another generator's schedule may be of other kernels */
-    int64_t ns;            /* of a launch */
+    int64_t ns;            /* of a launch of the class's own size: what a shape took, times its share */
     const char *schedule;
+    bool shipped; /* with the library */
 } loom__wisdom_entry;
 
 /* Sets device and units of an entry; `device` NULL: the host. The name is in the arena. */
@@ -48,13 +53,21 @@ enum { LOOM__WISDOM_NEAR = 2 };
 
 /* The entry whose class is nearest to that of `wanted`, whose schedule and ns are not read, by steps in all,
  * and at most `most_steps` away in each number; of several as near the one of the larger class. Generator
- * NULL: of any, and of several the faster. NULL: there is none. The entry stays as long as the context. */
+ * NULL: of any, and of several the faster. Own entries come before shipped ones that are as near; `foreign`:
+ * shipped ones count whatever their generator. NULL: there is none. The entry stays as long as the context.
+ */
 const loom__wisdom_entry *loom__wisdom_find(loom_context *context, const loom__wisdom_entry *wanted,
-                                            int32_t most_steps);
+                                            int32_t most_steps, bool foreign);
 
-/* Adds an entry to the context and to the file. IO when the file cannot be written; the context knows it all
- * the same. */
-loom_status loom__wisdom_learn(loom_context *context, const loom__wisdom_entry *entry, loom_error *error);
+/* Only among the own ones. */
+const loom__wisdom_entry *loom__wisdom_find_own(loom_context *context, const loom__wisdom_entry *wanted,
+                                                int32_t most_steps);
+
+/* Adds an entry to the context and to the file. Of one for the same that is there the faster stays, unless
+ * its schedule is `tried` (NULL: none), which was measured, or failed, beside the new one. IO when the file
+ * cannot be written; the context knows it all the same. */
+loom_status loom__wisdom_learn(loom_context *context, const loom__wisdom_entry *entry, const char *tried,
+                               loom_error *error);
 
 /* Adds all the context knows to the file. */
 loom_status loom__wisdom_save(loom_context *context, loom_error *error);

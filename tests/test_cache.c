@@ -286,20 +286,28 @@ static void stuck_compiler(void) {
     setenv("CC", rig_path("stuck"), 1);
 }
 
-/* A process that is stopped and then killed in the middle of a compile holds up nobody. */
-static void test_killed(void **state) {
-    (void)state;
+/* A process in the middle of a compile of `problem`, which is stopped. */
+static pid_t stop_while_compiling(const char *problem) {
     stuck_compiler();
     pid_t child = fork();
     if (child == 0) {
         setpgid(0, 0);
-        _exit(weave_quietly());
+        loom_context *context = rig_context(NULL);
+        rig_plan(context, problem);
+        _exit(0);
     }
     setpgid(child, child);
     for (int i = 0; i < 1000 && access(rig_path("started"), F_OK); i++) usleep(10000);
     assert_int_equal(access(rig_path("started"), F_OK), 0);
     assert_int_equal(kill(-child, SIGSTOP), 0);
     unsetenv("CC");
+    return child;
+}
+
+/* A process that is stopped and then killed in the middle of a compile holds up nobody. */
+static void test_killed(void **state) {
+    (void)state;
+    pid_t child = stop_while_compiling("fp32");
     static const loom__hooks IMPATIENT = {.claim_seconds = 0.2};
     weave_hooks = &IMPATIENT;
     assert_false(weave(NULL));
@@ -307,6 +315,25 @@ static void test_killed(void **state) {
     assert_int_equal(kill(-child, SIGKILL), 0);
     assert_int_equal(status_of(child), 128 + SIGKILL);
     assert_true(weave(NULL));
+}
+
+/* A plan waits once for all kernels that a stopped process has claimed, not for each. */
+static void test_claims_have_one_limit(void **state) {
+    (void)state;
+    enum { NUM_KERNELS = 3 };
+    static const loom__hooks IMPATIENT = {.claim_seconds = 1.5};
+    pid_t child = stop_while_compiling("fp32 backward");
+    assert_int_equal(count_names(rig_path("cache"), ".claim-"), NUM_KERNELS);
+    loom_context *context = rig_context(&IMPATIENT);
+    double start = loom__now();
+    loom_plan *plan = rig_plan(context, "fp32 backward");
+    double seconds = loom__now() - start;
+    assert_int_equal(loom_plan_num_kernels(plan), NUM_KERNELS);
+    assert_true(seconds >= 1.5 && seconds < NUM_KERNELS * 1.5);
+    loom_plan_destroy(plan);
+    loom_context_destroy(context);
+    assert_int_equal(kill(-child, SIGKILL), 0);
+    assert_int_equal(status_of(child), 128 + SIGKILL);
 }
 
 /* A compiler that notes each kernel it compiles, and takes a while. */
@@ -692,6 +719,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_does_not_load, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_race, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_killed, rig_setup, rig_teardown),
+        cmocka_unit_test_setup_teardown(test_claims_have_one_limit, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_processes_compile_once, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_leftovers, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_home, rig_setup, rig_teardown),

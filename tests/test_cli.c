@@ -955,6 +955,20 @@ static void check_needs_something_finite(void **state) {
     expect(RUN("check", "fp32 d=8", "--device", "host", "--shape", "batch=1 heads=1 seq=0"), 0);
 }
 
+/* What serves first and what it stood in for are both checked; then there is nothing to stand in for. */
+static void check_of_a_stand_in(void **state) {
+    (void)state;
+    char *schedule = "tile=32x32";
+    outcome got =
+        expect(RUN("check", "fp32 d=24", "--device", "host", "--schedule", schedule, "--stand-in"), 0);
+    assert_non_null(strstr(got.out, "\nthis stands in\nproblem fp32 d=24\n"));
+    assert_true(strstr(got.out, "schedule tile=32x32") > strstr(got.out, "this stands in"));
+    assert_null(strstr(got.out, "WRONG"));
+    got = expect(RUN("check", "fp32 d=24", "--device", "host", "--schedule", schedule, "--stand-in"), 0);
+    expect_text(got.out, "nothing stands in");
+    expect(RUN("check", "--installed", "--stand-in"), 2);
+}
+
 /* -- Cache ---------------------------------------------------------------------------------------------- */
 
 static void empty_cache(void) { expect(RUN("cache", "clear"), 0); }
@@ -1094,6 +1108,17 @@ static void cold_is_timed(void **state) {
     outcome got = expect(RUN("bench", "fp32 d=8 causal backward", "--device", "host", "--cold"), 0);
     expect_text(got.out, "cold,");
     expect_text(got.out, "warm,");
+}
+
+static void starts_from_packs_are_timed(void **state) {
+    (void)state;
+    outcome got = expect(RUN("bench", "bf16 d=64", "--pack", "no.pack", "--device", "host"), 1);
+    expect_text(got.err, "packs hold no kernels for the CPU");
+    got = expect(RUN("bench", "bf16 d=64", "--pack", "no.pack", "--cold"), 2);
+    expect_text(got.err, "are one each");
+    got = expect(RUN("bench", "--grid", "paper", "--pack", "no.pack"), 2);
+    expect_text(got.err, "take a PROBLEM");
+    expect(RUN("bench", "bf16 d=64", "--pack", "no.pack"), 1); /* for want of a GPU or of the file */
 }
 
 /* -- Tuning --------------------------------------------------------------------------------------------- */
@@ -1390,6 +1415,21 @@ static void gpu_takes_a_pack(void **state) {
     assert_int_equal(status, 0);
 }
 
+static void gpu_starts_from_a_pack(void **state) {
+    (void)state;
+    char pack[MAX_PATH], manifest[MAX_PATH];
+    path_in(pack, "start.pack");
+    path_in(manifest, "start.lua");
+    write_file(manifest, "return {'bf16 d=64 causal'}\n");
+    expect(RUN("pack", manifest, "--arch", "80,90,90a", "-o", pack), 0);
+    outcome got = expect(RUN("bench", "bf16 d=64 causal", "--pack", pack), 0);
+    expect_text(got.out, "what,ms\nprocess,");
+    expect_text(got.out, "\nfirst,");
+    expect_text(got.out, "\nagain,");
+    got = expect(RUN("bench", "bf16 d=96 causal", "--pack", pack), 1);
+    expect_text(got.err, "in no pack");
+}
+
 static void gpu_tunes(void **state) {
     (void)state;
     remove_wisdom();
@@ -1469,6 +1509,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(missing_line_is_an_entry),
         cmocka_unit_test(wrong_packs_are_refused),
         cmocka_unit_test(check_needs_something_finite),
+        cmocka_unit_test(check_of_a_stand_in),
         cmocka_unit_test(cache_lists_and_clears),
         cmocka_unit_test(cache_finds_damage),
         cmocka_unit_test(clear_spares_other_files),
@@ -1476,6 +1517,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(bench_prints_csv),
         cmocka_unit_test(schedules_are_swept),
         cmocka_unit_test(cold_is_timed),
+        cmocka_unit_test(starts_from_packs_are_timed),
         cmocka_unit_test(tune_keeps_the_best),
         cmocka_unit_test(tune_passes_over_faults),
         cmocka_unit_test(tune_can_be_interrupted),
@@ -1483,7 +1525,8 @@ int main(int argc, char **argv) {
         cmocka_unit_test(wisdom_is_merged),
     };
     const struct CMUnitTest gpu[] = {cmocka_unit_test(gpu_run_computes), cmocka_unit_test(gpu_bench),
-                                     cmocka_unit_test(gpu_takes_a_pack), cmocka_unit_test(gpu_tunes)};
+                                     cmocka_unit_test(gpu_takes_a_pack), cmocka_unit_test(gpu_tunes),
+                                     cmocka_unit_test(gpu_starts_from_a_pack)};
     char cache[MAX_PATH + 8];
     const char *temporary = getenv("TMPDIR");
     snprintf(folder, sizeof folder, "%s/attnloom-cli-XXXXXX", temporary && *temporary ? temporary : "/tmp");

@@ -517,7 +517,7 @@ static void test_descriptions(void **state) {
     BAD(desc.measure_seconds = NAN, LOOM_INVALID, "desc.measure_seconds", "0 or more");
     BAD(desc.rigor = LOOM_WISDOM_ONLY, LOOM_NOT_FOUND, "desc.rigor", "no wisdom near");
     BAD(desc.rigor = 9, LOOM_INVALID, "desc.rigor", "rigor is 9");
-    BAD(desc.flags = 6, LOOM_INVALID, "desc.flags", "0x6");
+    BAD(desc.flags = 10, LOOM_INVALID, "desc.flags", "0xa");
     BAD(desc.alignment = 12, LOOM_INVALID, "desc.alignment", "alignment is 12|power of two");
     BAD(desc.hint.seq_q = -1, LOOM_INVALID, "desc.hint", "negative");
     BAD(desc.device = LOOM_DEVICE_NONE, LOOM_INVALID, "desc.arch", "LOOM_DEVICE_NONE needs an arch");

@@ -731,7 +731,7 @@ static void test_wisdom_without_compiler(void **state) {
                                       .generator = digest,
                                       .ns = 1,
                                       .schedule = "tile=40"};
-    assert_ok(error, loom__wisdom_learn(context, &entry, &error));
+    assert_ok(error, loom__wisdom_learn(context, &entry, NULL, &error));
     assert_ok(error, plan_on_device(context, "bf16", 0, &plan, &error));
     assert_string_equal(loom_plan_text(plan, LOOM_TEXT_SCHEDULE), "tile=40");
     loom_plan_destroy(plan);
@@ -744,6 +744,32 @@ static void test_wisdom_without_compiler(void **state) {
     loom_plan_destroy(plan);
     assert_fails(error, LOOM_COMPILE, "nvrtc", "there is no NVRTC",
                  plan_on_device(context, "bf16 backward", 0, &plan, &error));
+    loom_context_destroy(context);
+}
+
+/* Nor does what the library ships, on any machine: packs were made without it. */
+static void test_shipped_wisdom(void **state) {
+    (void)state;
+    static const char SHIPPED[] =
+        "wisdom1 device=\"Test 0\" units=100 target=mma pass=forward rows=262144 queries=1024 keys=2048 ns=7 "
+        "generator=0123456789abcdef0123456789abcdef schedule=\"tile=40\" problem=bf16\n";
+    static const loom__hooks HOOKS = {.driver = &DRIVER, .shipped_wisdom = SHIPPED};
+    static const wanted LIST[] = {{"bf16", "sm_90"}, {NULL, NULL}};
+    const char *path = pack_file(LIST);
+    loom_plan *plan = NULL;
+    loom_error error = LOOM_ERROR_INIT;
+    loom_context_destroy(context_for(9, 0));
+    loom_context *context = rig_context(&HOOKS);
+    assert_ok(error, plan_on_device(context, "bf16", 0, &plan, &error));
+    assert_string_equal(loom_plan_text(plan, LOOM_TEXT_SCHEDULE), "tile=40");
+    loom_plan_destroy(plan);
+    rig_remove_tree(rig_path("cache"));
+    assert_ok(error, loom_context_add_pack(context, path, NULL, 0, &error));
+    assert_ok(error, plan_on_device(context, "bf16", 0, &plan, &error));
+    assert_string_equal(loom_plan_text(plan, LOOM_TEXT_SCHEDULE), "tile=4");
+    assert_string_not_equal(rig_kernel(plan, 0).pack, "");
+    loom_plan_destroy(plan);
+    assert_int_equal(fake.loaded, 0);
     loom_context_destroy(context);
 }
 
@@ -768,6 +794,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_older_arch, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_does_not_load, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_wisdom_without_compiler, rig_setup, rig_teardown),
+        cmocka_unit_test_setup_teardown(test_shipped_wisdom, rig_setup, rig_teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

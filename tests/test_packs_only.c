@@ -273,6 +273,29 @@ static void test_launch(void **state) {
     loom_context_destroy(context);
 }
 
+/* Kernels of packs are there at once: nothing stands in for them, and nothing is left to upgrade to. */
+static void test_stand_in(void **state) {
+    (void)state;
+    const char *path = make_pack("a.pack", "return {'bf16 d=64 causal'}", "80");
+    loom_error error = LOOM_ERROR_INIT;
+    loom_plan *plan = NULL;
+    loom_plan_desc desc = LOOM_PLAN_DESC_INIT;
+    loom_context *context = context_for(8, 0);
+    assert_ok(error, loom_context_add_pack(context, path, NULL, 0, &error));
+    desc.problem = "bf16 d=64 causal";
+    desc.flags = LOOM_ASYNC | LOOM_STAND_IN;
+    assert_ok(error, loom_plan_create(context, &desc, &plan, &error));
+    assert_string_not_equal(rig_kernel(plan, 0).pack, "");
+    assert_ok(error, loom_plan_wait(plan, 0, &error));
+    assert_ok(error, loom_plan_upgrade(plan, &error));
+    loom_plan_destroy(plan);
+    desc.problem = "bf16 d=64";
+    assert_fails(error, LOOM_NOT_FOUND, "desc.problem", "no pack of the context has this problem",
+                 loom_plan_create(context, &desc, &plan, &error));
+    assert_null(plan);
+    loom_context_destroy(context);
+}
+
 static void test_missing(void **state) {
     (void)state;
     const char *path = make_pack("a.pack", "return {'bf16 d=64 causal'}", "80");
@@ -324,6 +347,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_hints, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_changed_records, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_launch, rig_setup, rig_teardown),
+        cmocka_unit_test_setup_teardown(test_stand_in, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_missing, rig_setup, rig_teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

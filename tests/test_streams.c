@@ -6,9 +6,11 @@
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
+#include <time.h>
 
 #include <cmocka.h>
 
@@ -16,7 +18,7 @@
 
 static const char PROBLEM[] = "bf16 d=64 mask={causal} backward deterministic";
 enum { BATCH = 2, HEADS_Q = 4, HEADS_KV = 2, SEQ = 333, DIM = 64, NUM_JOBS = 4, NUM_OUTPUTS = 5 };
-enum { NON_BLOCKING = 1, CAPTURE_THREAD_LOCAL = 1 };
+enum { NON_BLOCKING = 1, CAPTURE_GLOBAL = 0, CAPTURE_THREAD_LOCAL = 1 };
 
 /* Tensors, workspace and stream of one launch of both passes. */
 typedef struct job {
@@ -198,6 +200,66 @@ static void a_graph_replays_a_launch(void **state) {
     }
 }
 
+static atomic_bool tuned;
+
+/* Captures a launch and replays the graph, over and over, in the mode in which careless calls of other
+ * threads break a capture. */
+static void *capture_often(void *argument) {
+    job *j = argument;
+    loom_error error = LOOM_ERROR_INIT;
+    const char *failure = loom__device_enter(rigs.context, all.device, &error) ? "no context" : NULL;
+    for (int i = 0; !failure && (!atomic_load(&tuned) || i < 10); i++) {
+        loom__cuda_handle graph = NULL, instance = NULL;
+        if (all.driver->capture_begin(j->stream, CAPTURE_GLOBAL)) failure = "a capture did not begin";
+        nanosleep(&(struct timespec){0, 2000000}, NULL); /* so that most calls of the tuning fall into one */
+        if (!failure && launch(j, &error)) failure = "a launch was not captured";
+        if (all.driver->capture_end(j->stream, &graph) && !failure) failure = "a capture was broken";
+        if (!failure &&
+            (all.driver->graph_instantiate(&instance, graph, 0) ||
+             all.driver->graph_launch(instance, j->stream) || all.driver->stream_synchronize(j->stream)))
+            failure = "a graph did not run";
+    }
+    loom__device_leave(rigs.context);
+    return (void *)failure;
+}
+
+/* A plan that measures beside captures of another thread: neither disturbs the other. */
+static void tuning_spares_captures(void **state) {
+    (void)state;
+    loom_context *context = NULL;
+    loom_options options = LOOM_OPTIONS_INIT;
+    loom_plan_desc desc = LOOM_PLAN_DESC_INIT;
+    loom_error error = LOOM_ERROR_INIT;
+    const loom__device *device = NULL;
+    loom_plan *plan = NULL;
+    pthread_t thread;
+    char wisdom[4096];
+    options.cache_dir = ""; /* what is learnt is not for other tests */
+    check_status(loom_context_create(&options, &context, &error), &error);
+    check_status(loom__device_open(context, rigs.device, &device, &error), &error);
+    desc.problem = "fp16 d=32";
+    desc.target = "mma";
+    desc.device = rigs.device;
+    desc.alignment = 16;
+    desc.hint = (loom_shape){1, 4, 4, 512, 512};
+    desc.rigor = LOOM_MEASURE;
+    desc.measure_seconds = 20;
+    spoil(&all.jobs[0]);
+    atomic_store(&tuned, false);
+    assert_int_equal(pthread_create(&thread, NULL, capture_often, &all.jobs[0]), 0);
+    loom_status status = loom_plan_create(context, &desc, &plan, &error);
+    atomic_store(&tuned, true);
+    void *failure = NULL;
+    pthread_join(thread, &failure);
+    if (failure) fail_msg("%s", (const char *)failure);
+    check_status(status, &error);
+    check_status(loom_wisdom_export(context, wisdom, sizeof wisdom, NULL, &error), &error);
+    assert_non_null(strstr(wisdom, "problem=fp16 d=32\n"));
+    if (digest(&all.jobs[0]) != all.expected[0]) fail_msg("a replay has other bits than the launch");
+    loom_plan_destroy(plan);
+    loom_context_destroy(context);
+}
+
 static int set_up(void **state) {
     (void)state;
     loom_error error = LOOM_ERROR_INIT;
@@ -231,6 +293,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(streams_do_not_disturb_each_other),
         cmocka_unit_test(threads_share_a_plan),
         cmocka_unit_test(a_graph_replays_a_launch),
+        cmocka_unit_test(tuning_spares_captures),
     };
     int status = rigs_start(argc, argv);
     if (status) return status;

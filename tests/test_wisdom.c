@@ -9,6 +9,7 @@
 
 #include "device_rig.h"
 #include "cache.h"
+#include "embedded.h"
 #include "generator.h"
 #include "wisdom.h"
 
@@ -33,7 +34,7 @@ static loom__wisdom_entry entry_of(loom_context *context, const char *problem, i
 
 static void learn(loom_context *context, const loom__wisdom_entry *entry) {
     loom_error error = LOOM_ERROR_INIT;
-    assert_ok(error, loom__wisdom_learn(context, entry, &error));
+    assert_ok(error, loom__wisdom_learn(context, entry, NULL, &error));
 }
 
 /* All that a context knows; valid until the fourth next call. */
@@ -228,6 +229,31 @@ static void test_the_faster_stays(void **state) {
     loom_context_destroy(context);
 }
 
+/* What was measured beside the old entry, or instead of it, has the last word; in the file too. */
+static void test_what_was_tried_is_replaced(void **state) {
+    (void)state;
+    loom_error error = LOOM_ERROR_INIT;
+    loom_context *context = context_for(9, 0);
+    loom__wisdom_entry fast = entry_of(context, "bf16", 1, "tile=1"), slow = fast, other = fast;
+    slow.ns = 500;
+    slow.schedule = "tile=2";
+    other.ns = 600;
+    other.schedule = "tile=3";
+    learn(context, &fast);
+    assert_ok(error, loom__wisdom_learn(context, &slow, "tile=9", &error));
+    rig_expect(exported(context), "ns=1 |schedule=\"tile=1\"");
+    assert_ok(error, loom__wisdom_learn(context, &slow, "tile=1", &error));
+    rig_expect(exported(context), "ns=500 |schedule=\"tile=2\"");
+    assert_ok(error,
+              loom__wisdom_learn(context, &other, "tile=1", &error)); /* what another process found since */
+    rig_expect(exported(context), "ns=500 |schedule=\"tile=2\"");
+    loom_context_destroy(context);
+    context = context_for(9, 0);
+    assert_int_equal(rig_count(exported(context), "\n"), 1);
+    rig_expect(exported(context), "ns=500 |schedule=\"tile=2\"");
+    loom_context_destroy(context);
+}
+
 /* -- The file -------------------------------------------------------------------------------------------- */
 
 static void test_file(void **state) {
@@ -281,7 +307,7 @@ static void test_file(void **state) {
     rig_write(rig_path("elsewhere"), "precious");
     assert_int_equal(symlink(rig_path("elsewhere"), rig_path("cache/wisdom1.txt")), 0);
     assert_fails(error, LOOM_IO, "cache_dir",
-                 "cannot write |wisdom1.txt: ", loom__wisdom_learn(context, &entry, &error));
+                 "cannot write |wisdom1.txt: ", loom__wisdom_learn(context, &entry, NULL, &error));
     assert_int_equal(stat(rig_path("elsewhere"), &facts), 0);
     assert_int_equal(facts.st_size, strlen("precious"));
     loom_context_destroy(context);
@@ -306,12 +332,45 @@ static void learn_many(int process, int num) {
         loom__wisdom_entry entry = entry_of(context, "bf16", 100, schedule);
         entry.units = 1 + 1000 * process + i;
         loom_error error = LOOM_ERROR_INIT;
-        if (loom__wisdom_learn(context, &entry, &error)) _exit(1);
+        if (loom__wisdom_learn(context, &entry, NULL, &error)) _exit(1);
     }
     loom_context_destroy(context);
 }
 
 /* Processes that write at once lose nothing, and one that is killed while it writes blocks nobody. */
+/* The comments that the file begins with stay; those between entries go. */
+static void test_comments(void **state) {
+    (void)state;
+    char line[600], text[1400], path[300];
+    loom_context *context = context_for(9, 0);
+    loom__wisdom_entry entry = entry_of(context, "bf16", 500, "tile=1"),
+                       other = entry_of(context, "fp32", 9, "tile=2");
+    learn(context, &entry);
+    snprintf(line, sizeof line, "%s", exported(context));
+    snprintf(path, sizeof path, "%s", rig_path("cache/wisdom1.txt"));
+    snprintf(text, sizeof text, "# of the machine in the corner\n#\n%s# about nothing\n", line);
+    rig_write(path, text);
+    learn(context, &other);
+    loom_context_destroy(context);
+    FILE *file = fopen(path, "rb");
+    assert_non_null(file);
+    text[fread(text, 1, sizeof text - 1, file)] = 0;
+    fclose(file);
+    assert_ptr_equal(strstr(text, "# of the machine in the corner\n#\nwisdom1 "), text);
+    assert_int_equal(rig_count(text, "\n"), 4);
+    assert_int_equal(rig_count(text, "#"), 2);
+
+    rig_write(path, "# without an end");
+    context = context_for(9, 0);
+    learn(context, &entry);
+    loom_context_destroy(context);
+    file = fopen(path, "rb");
+    text[fread(text, 1, sizeof text - 1, file)] = 0;
+    fclose(file);
+    assert_ptr_equal(strstr(text, "# without an end\nwisdom1 "), text);
+    assert_int_equal(rig_count(text, "\n"), 2);
+}
+
 static void test_processes(void **state) {
     (void)state;
     enum { NUM_PROCESSES = 4, NUM_ENTRIES = 25 };
@@ -408,7 +467,7 @@ static void test_a_lock_that_is_held(void **state) {
     context->claim_seconds = 0.1;
     entry.ns = 300;
     assert_fails(error, LOOM_IO, "cache_dir",
-                 "cannot write |wisdom1.txt: ", loom__wisdom_learn(context, &entry, &error));
+                 "cannot write |wisdom1.txt: ", loom__wisdom_learn(context, &entry, NULL, &error));
     close(lock);
     learn(context, &entry);
     rig_expect(exported(context), "ns=300 ");
@@ -489,6 +548,22 @@ static void test_classes(void **state) {
         if (class.rows != CASES[i].rows || class.queries != CASES[i].queries || class.keys != CASES[i].keys)
             fail_msg("case %zu: rows=%lld queries=%lld keys=%lld", i, (long long)class.rows,
                      (long long)class.queries, (long long)class.keys);
+    }
+}
+
+/* Times of two shapes of one class are compared as of one size. */
+static void test_shares(void **state) {
+    (void)state;
+    static const struct {
+        loom_shape hint;
+        double share;
+    } CASES[] = {{{4, 32, 8, 2048, 2048}, 1},    {{4, 32, 8, 2048, 2560}, 0.8},
+                 {{8, 32, 8, 2048, 2048}, 0.5},  {{4, 32, 8, 2560, 1600}, 1.024},
+                 {{1, 32, 8, 1, 6144}, 8.0 / 6}, {{0, 0, 0, 0, 0}, 1}};
+    for (size_t i = 0; i < sizeof CASES / sizeof CASES[0]; i++) {
+        double share = loom__shape_class_share(&CASES[i].hint);
+        if (share < 0.999 * CASES[i].share || share > 1.001 * CASES[i].share)
+            fail_msg("case %zu: %g, not %g", i, share, CASES[i].share);
     }
 }
 
@@ -590,6 +665,81 @@ static void test_plans_take_it(void **state) {
 }
 
 /* On the host entries are of its processor and the context's threads. */
+/* -- What is shipped ------------------------------------------------------------------------------------- */
+
+/* A line of the fake device, of another generator. */
+#define SHIPPED(keys, schedule)                                                                              \
+    "wisdom1 device=\"Test 0\" units=100 target=mma pass=forward rows=262144 queries=1024 keys=" keys        \
+    " ns=7 generator=0123456789abcdef0123456789abcdef schedule=\"" schedule "\" problem=backward bf16\n"
+
+/* A context that the library ships this to. */
+static loom_context *context_with(const char *shipped) {
+    const loom__hooks hooks = {.driver = &DRIVER, .shipped_wisdom = shipped};
+    loom_context_destroy(context_for(9, 0));
+    return rig_context(&hooks);
+}
+
+/* It chooses schedules though its generator is another, is not the context's to export, and no answer for who
+ * measures. What was measured here comes first, unless it is further away. */
+static void test_shipped(void **state) {
+    (void)state;
+    loom_context *context =
+        context_with("# for tests\n" SHIPPED("2048", "tile=41") SHIPPED("8192", "tile=42"));
+    loom__wisdom_entry entry = entry_of(context, "backward bf16", 500, "tile=40");
+    expect_schedules(context, LOOM_ESTIMATE, 2048, "tile=41", "tile=8");
+    expect_schedules(context, LOOM_ESTIMATE, 8192, "tile=42", "tile=8");
+    expect_schedules(context, LOOM_ESTIMATE, 65536, "tile=4", "tile=8");
+    assert_string_equal(exported(context), "");
+    assert_null(loom__wisdom_find(context, &entry, 0, false));
+    entry.pass = LOOM_BACKWARD;
+    entry.schedule = "tile=80";
+    learn(context, &entry);
+    expect_schedules(context, LOOM_WISDOM_ONLY, 2048, "tile=41", "tile=80");
+    entry.pass = LOOM_FORWARD;
+    entry.schedule = "tile=40";
+    learn(context, &entry);
+    expect_schedules(context, LOOM_ESTIMATE, 2048, "tile=40", "tile=80");
+    expect_schedules(context, LOOM_ESTIMATE, 8192, "tile=42", "tile=80");
+    assert_int_equal(rig_count(exported(context), "\n"), 2);
+    loom_context_destroy(context);
+
+    /* One of this generator is an answer. */
+    char line[400], digest[33];
+    loom_error error = LOOM_ERROR_INIT;
+    rig_remove_tree(rig_path("cache"));
+    context = context_for(9, 0);
+    assert_ok(error, loom__generator_digest(context, digest, &error));
+    loom_context_destroy(context);
+    snprintf(line, sizeof line, "%s", SHIPPED("2048", "tile=41"));
+    memcpy(strstr(line, DIGEST), digest, 32);
+    context = context_with(line);
+    const loom__wisdom_entry *found = loom__wisdom_find(context, &entry, 0, false);
+    assert_non_null(found);
+    assert_string_equal(found->schedule, "tile=41");
+    loom_context_destroy(context);
+}
+
+/* The lines in the library are as an export prints them. */
+static void test_shipped_files(void **state) {
+    (void)state;
+    unsetenv("LOOM_GEN_DIR");
+    loom_error error = LOOM_ERROR_INIT;
+    assert_true(loom__num_wisdom_files > 0);
+    for (int i = 0; i < loom__num_wisdom_files; i++) {
+        loom_context *context = context_without_file();
+        const char *text = loom__wisdom_files[i].bytes;
+        size_t needed = 0;
+        assert_ok(error, loom_wisdom_import(context, text, NULL, &error));
+        while (*text == '#') text += strcspn(text, "\n") + 1;
+        loom_wisdom_export(context, NULL, 0, &needed, NULL);
+        char *all = malloc(needed);
+        assert_ok(error, loom_wisdom_export(context, all, needed, NULL, &error));
+        if (strcmp(all, text)) fail_msg("%s is not sorted, or has lines twice", loom__wisdom_files[i].path);
+        free(all);
+        loom_context_destroy(context);
+    }
+}
+
 static void test_host(void **state) {
     (void)state;
     loom_context *context = context_for(9, 0);
@@ -650,14 +800,19 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_refused_lines, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_damage, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_the_faster_stays, rig_setup, rig_teardown),
+        cmocka_unit_test_setup_teardown(test_what_was_tried_is_replaced, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_file, rig_setup, rig_teardown),
+        cmocka_unit_test_setup_teardown(test_comments, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_processes, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_a_child_keeps_no_lock, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_a_lock_that_is_held, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_zeros_in_the_file, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_no_memory, rig_setup, rig_teardown),
+        cmocka_unit_test_setup_teardown(test_shares, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_classes, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_plans_take_it, rig_setup, rig_teardown),
+        cmocka_unit_test_setup_teardown(test_shipped, rig_setup, rig_teardown),
+        cmocka_unit_test_setup_teardown(test_shipped_files, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_host, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_it_is_fast, rig_setup, rig_teardown),
     };

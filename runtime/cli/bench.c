@@ -54,6 +54,10 @@ static const loom__cli_option OPTIONS[] = {
      "(us)"},
     {"--cold", NULL, LOOM__CLI_FLAG, offsetof(loom__cli_bench_values, cold),
      "instead: time from problem text to loaded kernels, with an empty cache and with a filled one (ms)"},
+    {"--pack", "FILE", LOOM__CLI_TEXT, offsetof(loom__cli_bench_values, pack),
+     "instead: time until a first forward launch with kernels of that pack has ended, in a process that has "
+     "a CUDA "
+     "context and nothing of this library (ms)"},
     LOOM__CLI_ROW_TARGET,
     LOOM__CLI_ROW_DEVICE,
     LOOM__CLI_ROW_SCHEDULE,
@@ -83,6 +87,7 @@ static const loom__cli_command COMMAND = {
         "burst,sustained\n"
         "  attnloom bench --grid paper --pass forward,backward --hdim 128 > grid.csv\n"
         "  attnloom bench \"bf16 d=128 causal backward\" --cold\n"
+        "  attnloom bench \"bf16 d=128 causal\" --pack kernels.pack\n"
         "  attnloom bench \"bf16 d=128 causal\" --target hopper --schedules all --mode burst,sustained\n",
     .options = OPTIONS,
     .num_options = sizeof OPTIONS / sizeof OPTIONS[0],
@@ -90,21 +95,30 @@ static const loom__cli_command COMMAND = {
 
 /* -- A cell --------------------------------------------------------------------------------------------- */
 
-loom_status loom__cli_cell_open(loom_context *context, const char *problem, const loom_plan_desc *desc,
-                                const loom__cli_texts *params, loom__cli_cell *cell, loom_error *error) {
-    loom_plan_desc own = *desc;
-    own.problem = problem;
-    *cell = (loom__cli_cell){.args = LOOM_ARGS_INIT, .shape = desc->hint};
-    cell->args.shape = desc->hint;
+loom_status loom__cli_cell_begin(loom_context *context, const char *problem, const loom_shape *shape,
+                                 const loom__cli_texts *params, loom__cli_cell *cell, loom_error *error) {
+    *cell = (loom__cli_cell){.args = LOOM_ARGS_INIT, .shape = *shape};
+    cell->args.shape = *shape;
     LOOM_TRY(NULL, loom__cli_problem_facts(context, problem, &cell->facts, error));
-    LOOM_TRY(NULL, loom__cli_params_read(&cell->params, cell->facts, &cell->shape, params, error));
-    LOOM_TRY(NULL, loom__cli_plan_create_quietly(context, &own, &cell->plan, error));
-    cell->device = own.device;
-    LOOM_TRY(NULL, loom__device_memory_open(context, own.device, &cell->memory, error));
+    return loom__cli_params_read(&cell->params, cell->facts, &cell->shape, params, error);
+}
+
+loom_status loom__cli_cell_fill(loom_context *context, loom__cli_cell *cell, loom_error *error) {
+    LOOM_TRY(NULL, loom__device_memory_open(context, cell->device, &cell->memory, error));
     LOOM_TRY(NULL, loom__cli_params_upload(&cell->params, cell->facts, cell->memory, error));
     cell->args.params = cell->params.items;
     cell->args.num_params = cell->facts->num_params;
     return loom__tensors_make(cell->memory, cell->facts, &cell->args, error);
+}
+
+loom_status loom__cli_cell_open(loom_context *context, const char *problem, const loom_plan_desc *desc,
+                                const loom__cli_texts *params, loom__cli_cell *cell, loom_error *error) {
+    loom_plan_desc own = *desc;
+    own.problem = problem;
+    LOOM_TRY(NULL, loom__cli_cell_begin(context, problem, &desc->hint, params, cell, error));
+    LOOM_TRY(NULL, loom__cli_plan_create_quietly(context, &own, &cell->plan, error));
+    cell->device = own.device;
+    return loom__cli_cell_fill(context, cell, error);
 }
 
 void loom__cli_cell_close(loom__cli_cell *cell) {
@@ -328,6 +342,7 @@ static loom_status bench(const loom__cli_bench_values *values, const char *probl
     desc.schedule = values->passes == 1u << LOOM_BACKWARD ? NULL : values->common.schedule;
     desc.schedule_backward = values->passes == 1u << LOOM_BACKWARD ? values->common.schedule : NULL;
     if (values->cold) return loom__cli_bench_cold(&desc, error);
+    if (values->pack) return loom__cli_bench_pack(values, &desc, error);
     LOOM_TRY(NULL, loom_context_create(NULL, &context, error));
     if (values->launch_cost) {
         loom_status status = loom__cli_bench_launch(values, context, &desc, error);
@@ -361,17 +376,22 @@ int loom__cli_bench(int argc, char **argv) {
         loom__cli_say("bench: give either PROBLEM or --grid paper");
         return LOOM__CLI_USAGE;
     }
-    if (!problem && (values.cold || values.launch_cost)) {
-        loom__cli_say("bench: --cold and --launch-cost take a PROBLEM");
+    int num_others = values.cold + values.launch_cost + (values.pack != NULL);
+    if (num_others > 1) {
+        loom__cli_say("bench: --cold, --launch-cost and --pack are one each");
         return LOOM__CLI_USAGE;
     }
-    if (values.prepared && (values.cold || values.launch_cost)) {
-        loom__cli_say("bench: --prepared takes neither --cold nor --launch-cost");
+    if (!problem && num_others) {
+        loom__cli_say("bench: --cold, --launch-cost and --pack take a PROBLEM");
         return LOOM__CLI_USAGE;
     }
-    if (values.common.most_schedules &&
-        (values.cold || values.launch_cost || values.common.schedule || values.prepared)) {
-        loom__cli_say("bench: --schedules takes neither --schedule, --cold, --launch-cost nor --prepared");
+    if (values.prepared && num_others) {
+        loom__cli_say("bench: --prepared takes neither --cold, --launch-cost nor --pack");
+        return LOOM__CLI_USAGE;
+    }
+    if (values.common.most_schedules && (num_others || values.common.schedule || values.prepared)) {
+        loom__cli_say(
+            "bench: --schedules takes neither --schedule, --cold, --launch-cost, --pack nor --prepared");
         return LOOM__CLI_USAGE;
     }
     if (bench(&values, problem, &fine, &error)) return loom__cli_fail(&error);

@@ -1,4 +1,5 @@
 /* check.c - `attnloom check`: kernels on random inputs against the float64 reference. */
+#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -14,7 +15,7 @@ typedef struct values {
     loom__cli_common common;
     const char *schedule_backward;
     int64_t seed;
-    bool installed;
+    bool installed, stand_in;
 } values;
 
 static const loom__cli_option OPTIONS[] = {
@@ -31,6 +32,8 @@ static const loom__cli_option OPTIONS[] = {
      "force the backward schedule"},
     {"--installed", NULL, LOOM__CLI_FLAG, offsetof(values, installed),
      "check every problem of the cache that this device can run, and store the certificates anew"},
+    {"--stand-in", NULL, LOOM__CLI_FLAG, offsetof(values, stand_in),
+     "check what stands in for the problem's kernels while these are compiled, then these"},
 };
 
 static const loom__cli_command COMMAND = {
@@ -54,6 +57,7 @@ static const loom__cli_command COMMAND = {
     .examples = "  attnloom check \"bf16 d=128 causal backward\"\n"
                 "  attnloom check \"fp32 d=64 score={softcap(20)}\" --device host --shape \"batch=1 "
                 "heads=8:2 seq=77:300\"\n"
+                "  attnloom check \"bf16 d=128 causal\" --stand-in\n"
                 "  attnloom check --installed\n",
     .options = OPTIONS,
     .num_options = sizeof OPTIONS / sizeof OPTIONS[0],
@@ -86,13 +90,8 @@ static const char *pass_name(loom_pass pass) { return pass == LOOM_BACKWARD ? "b
 static void report_verdicts(check *c, const char *layout, const loom__rig_report *report) {
     for (int i = 0; i < report->num_verdicts; i++) {
         const loom__rig_verdict *v = &report->verdicts[i];
-        char line[256], finite[96] = "";
-        if (v->num_finite < v->num_elements)
-            snprintf(finite, sizeof finite, ", %lld of %lld elements finite", (long long)v->num_finite,
-                     (long long)v->num_elements);
-        snprintf(line, sizeof line, "%-4s %-6s error %.3e limit %.3e worst %.3e limit %.3e %s%s\n",
-                 loom__rig_names[v->name], layout, v->error, v->limit, v->worst, v->worst_limit,
-                 v->fine ? "fine" : "WRONG", finite);
+        char line[LOOM__RIG_LINE_BYTES];
+        loom__rig_print_verdict(v, layout, line);
         fputs(line, stdout);
         certify(c, "%s", line);
         if (!v->fine)
@@ -173,6 +172,36 @@ static void print_command(const check *c, FILE *to) {
     fputc('\n', to);
 }
 
+/* Checks the kernels that launches of the plan take now. */
+static loom_status check_serving(check *c, loom_error *error) {
+    const loom_shape *shape = &c->v->common.shape;
+    printf("problem %s\ntarget %s arch %s schedule %s%s%s\n", loom_plan_text(c->plan, LOOM_TEXT_PROBLEM),
+           loom_plan_text(c->plan, LOOM_TEXT_TARGET), loom_plan_text(c->plan, LOOM_TEXT_ARCH),
+           loom_plan_text(c->plan, LOOM_TEXT_SCHEDULE), c->pass == LOOM_BACKWARD ? " / " : "",
+           c->pass == LOOM_BACKWARD ? loom_plan_text(c->plan, LOOM_TEXT_SCHEDULE_BACKWARD) : "");
+    c->used = 0;
+    LOOM_TRY(c->context, report_kernels(c, error));
+    certify(c, "shape batch=%lld heads=%lld:%lld seq=%lld:%lld seed %lld\n", (long long)shape->batch,
+            (long long)shape->heads_q, (long long)shape->heads_kv, (long long)shape->seq_q,
+            (long long)shape->seq_k, (long long)c->v->seed);
+    LOOM_TRY(c->context, check_layout(c, LOOM__LAYOUT_DENSE, error));
+    LOOM_TRY(c->context, check_layout(c, LOOM__LAYOUT_ODD, error));
+    certify(c, "result %s\n", c->fine ? "fine" : "wrong");
+    return loom_plan_certify(c->plan, c->certificate, error);
+}
+
+/* Checks a stand-in, then what it stood in for. */
+static loom_status check_upgrade(check *c, loom_error *error) {
+    static const char WHY[] = "A stand-in serves";
+    bool stands_in = strncmp(loom_plan_text(c->plan, LOOM_TEXT_WHY), WHY, strlen(WHY)) == 0;
+    LOOM_TRY(c->context, check_serving(c, error));
+    puts(stands_in ? "this stands in" : "nothing stands in: the problem's own kernels were there at once");
+    if (!stands_in) return LOOM_OK;
+    LOOM_TRY(c->context, loom_plan_wait(c->plan, INFINITY, error));
+    LOOM_TRY(c->context, loom_plan_upgrade(c->plan, error));
+    return check_serving(c, error);
+}
+
 /* Checks one problem. *fine is false when an output is off; a status other than LOOM_OK means it could not
  * run. */
 static loom_status check_problem(const values *v, loom_context *context, const loom_plan_desc *desc,
@@ -188,20 +217,9 @@ static loom_status check_problem(const values *v, loom_context *context, const l
     if (refuse)
         return loom__fail(error, LOOM_INVALID, "problem",
                           "--pass backward needs the word 'backward' in the problem");
+    if (v->stand_in) c.desc.flags |= LOOM_ASYNC | LOOM_STAND_IN;
     LOOM_TRY_OUT(context, loom__cli_plan_create(context, &c.desc, &c.plan, error));
-    printf("problem %s\ntarget %s arch %s schedule %s%s%s\n", loom_plan_text(c.plan, LOOM_TEXT_PROBLEM),
-           loom_plan_text(c.plan, LOOM_TEXT_TARGET), loom_plan_text(c.plan, LOOM_TEXT_ARCH),
-           loom_plan_text(c.plan, LOOM_TEXT_SCHEDULE), c.pass == LOOM_BACKWARD ? " / " : "",
-           c.pass == LOOM_BACKWARD ? loom_plan_text(c.plan, LOOM_TEXT_SCHEDULE_BACKWARD) : "");
-    LOOM_TRY_OUT(context, report_kernels(&c, error));
-    certify(&c, "shape batch=%lld heads=%lld:%lld seq=%lld:%lld seed %lld\n",
-            (long long)v->common.shape.batch, (long long)v->common.shape.heads_q,
-            (long long)v->common.shape.heads_kv, (long long)v->common.shape.seq_q,
-            (long long)v->common.shape.seq_k, (long long)v->seed);
-    LOOM_TRY_OUT(context, check_layout(&c, LOOM__LAYOUT_DENSE, error));
-    LOOM_TRY_OUT(context, check_layout(&c, LOOM__LAYOUT_ODD, error));
-    certify(&c, "result %s\n", c.fine ? "fine" : "wrong");
-    LOOM_TRY_OUT(context, loom_plan_certify(c.plan, c.certificate, error));
+    LOOM_TRY_OUT(context, v->stand_in ? check_upgrade(&c, error) : check_serving(&c, error));
 out:
     if (status == LOOM_INTERNAL || !c.fine) {
         fflush(stdout);
@@ -289,7 +307,7 @@ int loom__cli_check(int argc, char **argv) {
     v.common.shape = (loom_shape){2, 4, 2, 257, 321};
     int exit_status = loom__cli_parse(&COMMAND, argc, argv, &v, &problem);
     if (exit_status >= 0) return exit_status;
-    if (!problem == !v.installed) {
+    if (!problem == !v.installed || (v.installed && v.stand_in)) {
         loom__cli_say("check: give a PROBLEM, or --installed alone");
         return LOOM__CLI_USAGE;
     }

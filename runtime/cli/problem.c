@@ -115,7 +115,7 @@ loom_status loom__cli_params_upload(loom__cli_params *params, const loom__refere
                                             error));
         params->items[slot].data = data;
     }
-    return LOOM_OK;
+    return loom__device_memory_sync(memory, error); /* launches may be in another stream */
 }
 
 void loom__cli_params_free(loom__cli_params *params) {

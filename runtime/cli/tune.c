@@ -161,10 +161,10 @@ static loom_status tune_pass(loom_context *context, const loom_plan_desc *desc, 
     loom__cli_progress_stop(progress);
     if (!status) {
         bool won = tuning.best >= 0;
+        double best_ms = won ? tuning.trials[tuning.best].ms : 0; /* the table is sorted anew */
         print_table(&tuning, loom__now() - start);
         if (won)
-            loom__cli_say("%s: %s, %.4f ms, kept as wisdom", pass_name(pass), tuning.entry.schedule,
-                          1e-6 * (double)tuning.entry.ns);
+            loom__cli_say("%s: %s, %.4f ms, kept as wisdom", pass_name(pass), tuning.entry.schedule, best_ms);
         else
             loom__cli_say("%s: no schedule was timed and found right; nothing is kept", pass_name(pass));
         *fine = *fine && won;
