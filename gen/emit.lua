@@ -36,7 +36,7 @@ local function header(plan, k)
             :format(k.grid.heads, k.grid.seq, k.grid.rows, k.smem_bytes)
     else
         lines[#lines + 1] = ("// Launch     grid %s * %s * ceil(%s / %d)%s, block %d threads, dynamic shared memory %d bytes")
-            :format(k.grid.batch, k.grid.heads, k.grid.seq, k.grid.rows, k.grid.persistent and ", at most one block a multiprocessor" or "", k.threads,
+            :format(k.grid.batch, k.grid.heads, k.grid.seq, k.grid.rows, k.grid.persistent and (", at most %s a multiprocessor"):format(k.grid.persistent == 1 and "one block" or k.grid.persistent .. " blocks") or "", k.threads,
                     k.smem_bytes)
     end
     local offset = 0

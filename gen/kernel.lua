@@ -110,7 +110,11 @@ end
 -- The classes of the tiles of a mask that is more than one span of keys are found once, by kernels that run before, for all heads
 -- and batches that see alike; `walks` of the kernel that reads them says what its tiles are.
 local CLASS_CHUNK = 128 -- classes of tiles, a byte each, that a reader takes at once: rows are multiples of it
-local CLASS_THREADS, ORDER_THREADS = 512, 1024
+local CLASS_GROUP = 8 -- tiles of its own side that a block has at once, at most
+
+-- Threads of a block that finds classes, blocks of a multiprocessor that share out the tiles, and threads that share what a tile
+-- reads. Where the walked side reads arrays, few blocks read them, all threads at once; else many wait less for one element each.
+local CLASS_BLOCKS = {reads = {threads = 1024, blocks = 1, lanes = 4}, plain = {threads = 256, blocks = 4, lanes = 1}}
 
 -- How many masks differ: {batches, heads}.
 local function masks_of(uses)
@@ -138,39 +142,33 @@ local function class_regions(problem, target, walks)
     })
 end
 
--- The kernels that make them.
-local function class_kernels(problem, of)
+-- The kernel that makes them.
+local function class_kernel(problem, of, regions)
     local uses, walks = functions.uses(problem), of.walks
     local batch, heads = table.unpack(masks_of(uses))
-    local seq = walks.over == "keys" and "seq_q" or "seq_k"
-    local lanes = walks.parts == 3 and 4 or walks.parts
-    local sizes = {
-        {walks.over == "keys" and "tile_q" or "tile_k", walks.own, ("%s of a tile"):format(walks.over == "keys" and "queries" or "keys")},
-        {walks.over == "keys" and "tile_k" or "tile_q", walks.other, ("%s of a tile"):format(walks.over)},
-        {"class_chunk", CLASS_CHUNK, "bytes: rows are multiples of it"},
-    }
-    local function constants(...)
-        local list = table.move(sizes, 1, #sizes, 1, {})
-        for _, row in ipairs {...} do list[#list + 1] = row end
-        return list
-    end
+    local over_keys = walks.over == "keys"
+    local reads = uses.walk == "range" and {queries = {}, keys = {}} or functions.reads(problem, of.calls.bounds)
+    local blocks = #reads[walks.over] > 0 and CLASS_BLOCKS.reads or CLASS_BLOCKS.plain
+    local lanes = math.max(walks.parts == 3 and 4 or walks.parts, blocks.lanes)
     return {
-        {
-            name = of.name .. "_classes", template = "lists/classes.cu", title = "classes of tiles under the mask, and how many are visited",
-            threads = CLASS_THREADS, calls = {only = "classes", classes = true, arrays = true, bounds = of.calls.bounds, [walks.over] = true}, walks = walks,
-            constants = constants({"parts", walks.parts, "of a tile's own rows, each with a class of its own"},
-                                  {"part_rows", walks.own // walks.parts, "rows of a part"},
-                                  {"lanes", lanes, "threads that find the classes of one tile"},
-                                  {"threads", CLASS_THREADS, "threads of a block"}),
-            shared = {}, phases = {"classes of a row of tiles"}, grid = {batch = batch, heads = heads, seq = seq, rows = walks.own},
+        name = of.name .. "_classes", template = "lists/classes.cu", title = "classes of tiles under the mask, and the order in which they are taken",
+        threads = blocks.threads, calls = {only = "classes", classes = true, arrays = true, reads = true, bounds = of.calls.bounds, [walks.over] = true},
+        walks = walks, reads = {queries = #reads.queries > 0, keys = #reads.keys > 0}, prepares = true, needs = of.needs,
+        constants = {
+            {over_keys and "tile_q" or "tile_k", walks.own, ("%s of a tile"):format(over_keys and "queries" or "keys")},
+            {over_keys and "tile_k" or "tile_q", walks.other, ("%s of a tile"):format(walks.over)},
+            {"class_chunk", CLASS_CHUNK, "bytes: rows are multiples of it"},
+            {"parts", walks.parts, "of a tile's own rows, each with a class of its own"},
+            {"part_rows", walks.own // walks.parts, "rows of a part"},
+            {"lanes", lanes, "threads that find the classes of one tile"},
+            {"threads", blocks.threads, "threads of a block"},
+            {"blocks", blocks.blocks, "of a multiprocessor"},
+            {"most_own", CLASS_GROUP, "tiles of its own side that a block has at once"},
         },
-        not uses.even and {
-            name = of.name .. "_order", template = "lists/order.cu", title = "tiles in the order in which they are taken",
-            threads = ORDER_THREADS, calls = {only = "classes"}, walks = walks,
-            constants = constants({"threads", ORDER_THREADS, "threads of a block"}),
-            shared = {}, phases = {"how many tiles visit about as many", "places"}, grid = {batch = batch, heads = heads, seq = seq, rows = 1 << 30},
-        } or nil,
-    }
+        shared = {}, phases = uses.even and {"what its own tiles read", "classes"} or {"what its own tiles read", "classes", "order"},
+        grid = {batch = batch, heads = heads, seq = over_keys and "seq_q" or "seq_k", rows = walks.own, persistent = blocks.blocks},
+    }, uses.even and regions or append({{name = "arrived", place = regions[1].place:gsub("classes", "arrived", 1), type = "unsigned long long", bytes = 8,
+        prepared = true, dims = masks_of(uses), doc = ("[%s, %s] tiles whose classes are found, see count_begin"):format(batch, heads)}}, regions)
 end
 
 -- -- mma ---------------------------------------------------------------------------------------------------
@@ -809,10 +807,7 @@ function kernel.list(problem, pass, target, s)
         end
         if listed and k.walks then
             local regions = class_regions(problem, target, k.walks)
-            for _, before in ipairs(class_kernels(problem, k)) do
-                before.prepares, before.needs = true, k.needs
-                add(before, regions)
-            end
+            add(class_kernel(problem, k, regions))
             k.listed = true
             if target == "mma" or pass == "backward" then k.calls.keys, k.calls.queries = nil, nil end
             append(k.constants, {{"class_chunk", CLASS_CHUNK, "bytes: rows of classes are multiples of it"}})

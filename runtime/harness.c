@@ -315,7 +315,8 @@ static loom_status make_workspace(loom__rig *rig, loom_pass pass, loom_args *arg
         LOOM_TRY(rig->context, make_poisoned(rig, bytes, &rig->prepared, error));
         args->prepared = bytes ? rig->prepared.device : NULL;
         args->prepared_bytes = bytes;
-        if (bytes) LOOM_TRY(rig->context, loom_prepare(rig->plan, args, NULL, error));
+        for (int i = 0; bytes && i < 2; i++) /* on poison, and on what the first has left */
+            LOOM_TRY(rig->context, loom_prepare(rig->plan, args, NULL, error));
     }
     LOOM_TRY(rig->context, loom_workspace_bytes(rig->plan, pass, args, &bytes, error));
     LOOM_TRY(rig->context, make_poisoned(rig, bytes, &rig->workspace, error));
