@@ -18,7 +18,7 @@
                                        even: all queries of a head see the same keys; of_batch, of_head, of_head_kv: the mask differs between these, of_head_kv where it does between heads of k alone;
                                        listed: GPU kernels find its tiles in lists;
                                        of_tile: what of the mask is asked for each element of a partial tile, beside exact spans of its rows;
-                                       row_terms, column_terms: with sides there are such;
+                                       row_terms, column_terms: with sides there are such, and terms_of_lane of the latter;
                                        one_tanh: with units the score takes its tanh from the kernel; capped: it is all that
                                        units.cap knows, and a kernel gets score_cap and score_factor; at_diagonal: it is
                                        made of positions, so that it may well be largest where they meet
@@ -573,6 +573,18 @@ local function one_sided(mask)
     return sides
 end
 
+-- The function that gets the ColumnTerms of another lane.
+local function terms_of_lane(unit, nodes)
+    local lines = {}
+    for i, node in ipairs(nodes) do
+        local field = "terms.t" .. i - 1
+        lines[i] = node.type == "bool" and ("%s = __shfl_sync(~0u, (int)%s, lane) != 0;"):format(field, field)
+            or ("%s = __shfl_sync(~0u, %s, lane);"):format(field, field)
+    end
+    lines[#lines + 1] = "return terms;"
+    return assemble(unit, "The terms that another lane has.", "ColumnTerms terms_of_lane", {"ColumnTerms terms", "int lane"}, lines)
+end
+
 -- A mask for the elements of a tile by RowTerms and ColumnTerms, where there are some: what costs much is computed once a row
 -- and column.
 local function tile_mask_functions(unit, mask)
@@ -598,6 +610,7 @@ local function tile_mask_functions(unit, mask)
             list[#list + 1] = ("// What the mask makes of %s alone.\ntypedef struct %s {\n%s} %s;"):format(side[4], side[2], table.concat(fields), side[2])
             list[#list + 1] = assemble(unit, "See " .. side[2] .. ".", side[2] .. " " .. side[3],
                 {"const LoomArgs *args", "const Work *work", side[5]}, lines)
+            if side[1] == "columns" then list[#list + 1] = terms_of_lane(unit, sides.columns) end
             parameters[#parameters + 1] = ("const %s *%s"):format(side[2], side[1])
         end
     end

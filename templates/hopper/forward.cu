@@ -385,31 +385,56 @@ static __device__ __forceinline__ void finish_pv(float (&o)[depth_v / 2], const 
     if (threadIdx.x % 32 == 0) barrier_arrive(bar_v_empty(consumer->smem, stage.index));
 }
 
-//@ if not exact_rows or bounds then
+//@ local asks_elements = has_mask and (not exact_rows or bounds)
+//@ local terms = asks_elements and (row_terms or column_terms)
+//@ if asks_elements then
+//@ if terms then
+// What the mask makes of the rows and columns of a tile. A column's terms are made by one lane, while S is computed.
+typedef struct SideTerms {
+//@ if row_terms then
+    RowTerms rows[2];  // of this thread's
+//@ end
+//@ if column_terms then
+    ColumnTerms columns[(tile_k + 31) / 32];  // the lane-th of the tile, and every 32nd from there
+//@ end
+} SideTerms;
+
+// `first` is the tile's first column.
+static __device__ __forceinline__ SideTerms side_terms(const LoomArgs *args, const Work *work, int row, int first) {
+    SideTerms terms;
+//@ if row_terms then
+    terms.rows[0] = row_terms(args, work, work->q_start + row);
+    terms.rows[1] = row_terms(args, work, work->q_start + row + 8);
+//@ end
+//@ if column_terms then
+#pragma unroll
+    for (int i = 0; i < (tile_k + 31) / 32; ++i) terms.columns[i] = column_terms(args, work, work->k_start + first + 32 * i + (int)threadIdx.x % 32);
+//@ end
+    return terms;
+}
+
+//@ end
 //@ if exact_rows then
 // Sets what the mask hides of a partial tile, beside the ends of the rows' spans, to -inf. row and column are those of this
 // thread's first element.
 //@ else
 // Sets what is not seen of a partial tile to -inf. row and column are those of this thread's first element.
 //@ end
-static __device__ __forceinline__ void hide_by_mask(float (&s)[tile_k / 2], const LoomArgs *args, const Work *work, int row, int column) {
+//@ text("static __device__ __forceinline__ void hide_by_mask(float (&s)[tile_k / 2], const LoomArgs *args, const Work *work, int row, int column" .. (terms and ", const SideTerms *terms" or "") .. ") {")
     const int q = work->q_start + row, k = work->k_start + column;
 //@ if not exact_rows then
     const int end = work->seq_k - column;
 //@ end
-//@ if row_terms then
-    const RowTerms rows[2] = {row_terms(args, work, q), row_terms(args, work, q + 8)};
-//@ end
-//@ local terms = (row_terms and "&rows[half], " or "") .. (column_terms and "&columns, " or "")
+//@ local of_element = (row_terms and "&terms->rows[half], " or "") .. (column_terms and "&columns, " or "")
 #pragma unroll
     for (int i = 0; i < tile_k / 4; ++i) {
         const int of_k = i / 2 * 8 + i % 2;
 //@ if column_terms then
-        const ColumnTerms columns = column_terms(args, work, k + of_k);
+        const ColumnTerms columns = terms_of_lane(terms->columns[of_k / 32], of_k % 32 + threadIdx.x % 4 * 2);
 //@ end
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            //@ text("const bool seen = " .. (exact_rows and "" or "of_k < end & ") .. "visible_of(args, work, " .. terms .. "q + 8 * half, k + of_k);")
+            //@ text("const bool seen = " .. (exact_rows and "" or "of_k < end & ") .. "visible_of(args, work, " .. of_element .. "q + 8 * half, k + of_k);")
             if (!seen) s[i / 2 * 4 + 2 * half + i % 2] = __int_as_float(0xff800000);
         }
     }
@@ -662,15 +687,16 @@ static __device__ __forceinline__ void skip_tile(const Consumer *consumer, Stage
 }
 
 // Mask of a tile of class 1 or 3.
-static __device__ __forceinline__ void hide_unseen(float (&s)[tile_k / 2], const Consumer *consumer, const Work *work, int column, unsigned of_class) {
+//@ text("static __device__ __forceinline__ void hide_unseen(float (&s)[tile_k / 2], const Consumer *consumer, const Work *work, int column, unsigned of_class" .. (terms and ", const SideTerms *terms" or "") .. ") {")
+//@ local by_mask = "hide_by_mask(s, consumer->args, work, consumer->row, column" .. (terms and ", terms" or "") .. ");"
 //@ if not has_spans then
-    hide_by_mask(s, consumer->args, work, consumer->row, column);
+    //@ text(by_mask)
 //@ else
 //@     if bounds and exact_rows then
-    if (of_class == 1) hide_by_mask(s, consumer->args, work, consumer->row, column);
+    //@ text("if (of_class == 1) " .. by_mask)
 //@     elseif bounds then
     if (of_class == 1) {
-        hide_by_mask(s, consumer->args, work, consumer->row, column);
+        //@ text(by_mask)
         return;
     }
 //@     end
@@ -681,7 +707,7 @@ static __device__ __forceinline__ void hide_unseen(float (&s)[tile_k / 2], const
 //@     else
     const bool exact = keys_of_row(consumer->args, work, consumer->row, keys[0]) & keys_of_row(consumer->args, work, consumer->row + 8, keys[1]);
     if (!__all_sync(~0u, exact)) {
-        hide_by_mask(s, consumer->args, work, consumer->row, column);
+        //@ text(by_mask)
         return;
     }
 //@     end
@@ -737,6 +763,10 @@ static __device__ __forceinline__ void hide_unseen(float (&s)[tile_k / 2], const
 //@ if has_score and not capped then
     const int of_q = work->q_start + consumer->row, of_k = work->k_start + column;  // positions of this thread's first element
 //@ end
+//@ if alone and terms then
+    SideTerms terms;
+    //@ text("if (class_of(consumer, what) " .. (exact_rows and "==" or "&") .. " 1) terms = side_terms(consumer->args, work, consumer->row, tile * tile_k);")
+//@ end
 //@ if overlap then
     wgmma_wait<1>();
     if (threadIdx.x % 32 == 0) barrier_arrive(bar_k_empty(smem, stage.index));
@@ -768,7 +798,7 @@ static __device__ __forceinline__ void hide_unseen(float (&s)[tile_k / 2], const
 //@ end
     float part[2];
 //@ if alone then
-    if (class_of(consumer, what) & 1) hide_unseen(s, consumer, work, column, class_of(consumer, what));
+    //@ text("if (class_of(consumer, what) & 1) hide_unseen(s, consumer, work, column, class_of(consumer, what)" .. (terms and ", &terms" or "") .. ");")
     bool moves = __all_sync(~0u, rows->reference[0] == unset && rows->reference[1] == unset);  // of a work's first tile
     bool may_move[2] = {moves, moves};
 //@     if capped then
