@@ -13,7 +13,7 @@ typedef struct loom__cli_bench_values {
     uint32_t modes, passes, masks; /* bits */
     loom__cli_wholes hdims, seqlens;
     loom__cli_texts params;
-    bool launch_cost, cold, prepared;
+    bool launch_cost, cold, prepared, memory;
 } loom__cli_bench_values;
 
 typedef struct loom__cli_cell {
