@@ -137,13 +137,13 @@ local function class_regions(problem, target, walks)
     return append(list, {
         {name = "order", place = "order_" .. of, type = "int", bytes = 8, prepared = true, dims = {masks[1], masks[2], rows},
          doc = ("[%s, %s, 2, tiles] those that visit most first, then how many each visits"):format(masks[1], masks[2])},
-        {name = "loads", place = "loads_" .. of, type = "int", bytes = 8, prepared = true, dims = {masks[1], masks[2]},
-         doc = ("[%s, %s, 2] how many the first in the order visits, and all together"):format(masks[1], masks[2])},
+        {name = "loads", place = "loads_" .. of, type = "int", bytes = 16, prepared = true, dims = {masks[1], masks[2]},
+         doc = ("[%s, %s, 4] how many the first in the order visits, and all together; then a word, see count_begin"):format(masks[1], masks[2])},
     })
 end
 
 -- The kernel that makes them.
-local function class_kernel(problem, of, regions)
+local function class_kernel(problem, of)
     local uses, walks = functions.uses(problem), of.walks
     local batch, heads = table.unpack(masks_of(uses))
     local over_keys = walks.over == "keys"
@@ -162,13 +162,11 @@ local function class_kernel(problem, of, regions)
             {"part_rows", walks.own // walks.parts, "rows of a part"},
             {"lanes", lanes, "threads that find the classes of one tile"},
             {"threads", blocks.threads, "threads of a block"},
-            {"blocks", blocks.blocks, "of a multiprocessor"},
             {"most_own", CLASS_GROUP, "tiles of its own side that a block has at once"},
         },
-        shared = {}, phases = uses.even and {"what its own tiles read", "classes"} or {"what its own tiles read", "classes", "order"},
+        shared = {}, phases = {"work, and what its own tiles read", "classes", not uses.even and "order" or nil},
         grid = {batch = batch, heads = heads, seq = over_keys and "seq_q" or "seq_k", rows = walks.own, persistent = blocks.blocks},
-    }, uses.even and regions or append({{name = "arrived", place = regions[1].place:gsub("classes", "arrived", 1), type = "unsigned long long", bytes = 8,
-        prepared = true, dims = masks_of(uses), doc = ("[%s, %s] tiles whose classes are found, see count_begin"):format(batch, heads)}}, regions)
+    }
 end
 
 -- -- mma ---------------------------------------------------------------------------------------------------
@@ -807,7 +805,7 @@ function kernel.list(problem, pass, target, s)
         end
         if listed and k.walks then
             local regions = class_regions(problem, target, k.walks)
-            add(class_kernel(problem, k, regions))
+            add(class_kernel(problem, k), regions)
             k.listed = true
             if target == "mma" or pass == "backward" then k.calls.keys, k.calls.queries = nil, nil end
             append(k.constants, {{"class_chunk", CLASS_CHUNK, "bytes: rows of classes are multiples of it"}})

@@ -132,7 +132,7 @@ static __device__ __forceinline__ void put_in_order(int *order, int *loads, int 
 }
 
 //@ end
-extern "C" __global__ void __launch_bounds__(threads, blocks) ${symbol}(const __grid_constant__ LoomArgs args) {
+extern "C" __global__ void __launch_bounds__(threads) ${symbol}(const __grid_constant__ LoomArgs args) {
 //@ if own_reads then
     __shared__ ${own_reads.type} reads_of_own[most_own * parts];
 //@ end
@@ -145,7 +145,7 @@ extern "C" __global__ void __launch_bounds__(threads, blocks) ${symbol}(const __
     const int end = (others + class_chunk - 1) / class_chunk * class_chunk, part = threadIdx.x % lanes;
 //@ local heads = of_head and "args.heads_q" or of_head_kv and "args.heads_kv"
     //@ text(("const int masks = %s;"):format(of_batch and heads and "args.batch * " .. heads or of_batch and "args.batch" or heads or "1"))
-    // A work is neighbouring tiles of a mask, as many as make a work for each block.
+    // [1] work, and what its own tiles read; a work is neighbouring tiles of a mask, as many as make a work for each block
     const int about = min((masks * tiles + (int)gridDim.x - 1) / (int)gridDim.x, most_own), works_of_mask = (tiles + about - 1) / about;
     for (int place = blockIdx.x; place < masks * works_of_mask; place += gridDim.x) {
         const int mask = place / works_of_mask;  // of those that differ
@@ -166,13 +166,13 @@ extern "C" __global__ void __launch_bounds__(threads, blocks) ${symbol}(const __
         work.batch = mask;
 //@ end
 //@ if not even then
-        unsigned long long *const word = args.arrived + mask;
+        int *const loads = args.loads + 4ll * mask;
+        unsigned long long *const word = (unsigned long long *)(loads + 2);
         const unsigned long long found = *(volatile unsigned long long *)word;  // nobody waits for it here
         if (threadIdx.x < most_own) visited[threadIdx.x] = 0;
 //@ end
 
 //@ if own_reads then
-        // [1] what its own tiles read
         for (int i = threadIdx.x / lanes; i - (int)threadIdx.x / lanes < num * parts; i += threads / lanes) {
             const int of = min(i, num * parts - 1), tile = first_tile + of / parts, first = first_of(&work, tile, of % parts);
             const int start = work.${own.start}, last = min(first + part_rows, work.${own.seq}) - 1;
@@ -238,7 +238,7 @@ extern "C" __global__ void __launch_bounds__(threads, blocks) ${symbol}(const __
         __syncthreads();
         if (is_last) {
             if (threadIdx.x == 0) *word = 0;
-            put_in_order(order, args.loads + 2 * mask, tiles, max(others, 1));
+            put_in_order(order, loads, tiles, max(others, 1));
         }
 //@ elseif own_reads then
         __syncthreads();  // before the next work overwrites what they read
