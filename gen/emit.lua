@@ -90,6 +90,7 @@ function emit.source(plan, k, read)
         wgmma = wgmma,
         math = math, string = string, ipairs = ipairs, tonumber = tonumber,
     }
+    if k.calls and k.calls.whole then environment.row_terms, environment.column_terms = uses.whole.rows, uses.whole.columns end
     if k.walks then -- a kernel has a tile of its own and walks over those of the other side
         environment.other, environment.own = SIDES[k.walks.over], SIDES[k.walks.over == "keys" and "queries" or "keys"]
     end

@@ -6,8 +6,9 @@
                                        it is told what its queries and its keys read, see functions.reads; with bounds = true
                                        a conjunction has the keys of its part of walk range, and the class is that
                                        of the rest, see interval.bounds; with units = true
-                                       the score is one for the elements of a tile, see ELEMENT_OF_TILE; with sides = true
-                                       there is the mask for these, see tile_mask_functions
+                                       the score is one for the elements of a tile, see ELEMENT_OF_TILE; with sides = "rows" or "columns"
+                                       there is the mask for these, as far as spans do not tell, see tile_mask_functions; with whole = true all of it, in place
+                                       of that of an element, where it has terms
   functions.reads(problem, bounds)  -> {queries = list of loads, keys =}: loads of integers or bools by one position alone, as `ids[q]`,
                                        that the class of a tile asks for; with bounds that of the rest
   functions.uses(problem)           -> {mask =, score = bool, walk = "range" | "classify", num_spans =, bounds =, exact_rows =, even =, of_batch =, of_head =, of_head_kv =, listed =,
@@ -18,7 +19,7 @@
                                        even: all queries of a head see the same keys; of_batch, of_head, of_head_kv: the mask differs between these, of_head_kv where it does between heads of k alone;
                                        listed: GPU kernels find its tiles in lists;
                                        of_tile: what of the mask is asked for each element of a partial tile, beside exact spans of its rows;
-                                       row_terms, column_terms: with sides there are such, and terms_of_lane of the latter;
+                                       row_terms, column_terms: with sides there are such, and terms_of_lane of one of them; whole = {rows =, columns =}: with whole;
                                        one_tanh: with units the score takes its tanh from the kernel; capped: it is all that
                                        units.cap knows, and a kernel gets score_cap and score_factor; at_diagonal: it is
                                        made of positions, so that it may well be largest where they meet
@@ -573,8 +574,8 @@ local function one_sided(mask)
     return sides
 end
 
--- The function that gets the ColumnTerms of another lane.
-local function terms_of_lane(unit, nodes)
+-- The function that gets the terms that another lane has.
+local function terms_of_lane(unit, type, nodes)
     local lines = {}
     for i, node in ipairs(nodes) do
         local field = "terms.t" .. i - 1
@@ -582,12 +583,12 @@ local function terms_of_lane(unit, nodes)
             or ("%s = __shfl_sync(~0u, %s, lane);"):format(field, field)
     end
     lines[#lines + 1] = "return terms;"
-    return assemble(unit, "The terms that another lane has.", "ColumnTerms terms_of_lane", {"ColumnTerms terms", "int lane"}, lines)
+    return assemble(unit, "The terms that another lane has.", type .. " terms_of_lane", {type .. " terms", "int lane"}, lines)
 end
 
 -- A mask for the elements of a tile by RowTerms and ColumnTerms, where there are some: what costs much is computed once a row
--- and column.
-local function tile_mask_functions(unit, mask)
+-- and column, or once a warp: of `by_lanes`, rows or columns, each lane makes those of one.
+local function tile_mask_functions(unit, mask, by_lanes)
     local sides, names, list = one_sided(mask), {}, {}
     local parameters = {"const LoomArgs *args", "const Work *work"}
     for _, side in ipairs {{"rows", "RowTerms", "row_terms", "query q", "int q"}, {"columns", "ColumnTerms", "column_terms", "key k", "int k"}} do
@@ -610,12 +611,12 @@ local function tile_mask_functions(unit, mask)
             list[#list + 1] = ("// What the mask makes of %s alone.\ntypedef struct %s {\n%s} %s;"):format(side[4], side[2], table.concat(fields), side[2])
             list[#list + 1] = assemble(unit, "See " .. side[2] .. ".", side[2] .. " " .. side[3],
                 {"const LoomArgs *args", "const Work *work", side[5]}, lines)
-            if side[1] == "columns" then list[#list + 1] = terms_of_lane(unit, sides.columns) end
+            if side[1] == by_lanes then list[#list + 1] = terms_of_lane(unit, side[2], sides[by_lanes]) end
             parameters[#parameters + 1] = ("const %s *%s"):format(side[2], side[1])
         end
     end
     table.move({"int q", "int k"}, 1, 2, #parameters + 1, parameters)
-    list[#list + 1] = element_function(unit, "Whether query q sees key k, as far as spans do not tell: ", "bool visible_of",
+    list[#list + 1] = element_function(unit, "Whether query q sees key k, with what is known of both: ", "bool visible_of",
         parameters, mask, false, nil, names)
     return list
 end
@@ -1066,12 +1067,13 @@ local function find_uses(problem)
     local of_head = reads "h"
     local of_tile = select(2, interval.bounds(mask))
     if not exact_rows then of_tile = nil end
-    local sides = one_sided(of_tile or mask)
+    local sides, whole = one_sided(of_tile or mask), one_sided(mask)
     return {
         mask = mask ~= nil, score = score ~= nil, walk = walk.kind, bounds = bounds ~= nil, num_spans = spans and #spans,
         listed = mask ~= nil and (walk.kind == "classify" or #spans > 1), exact_rows = exact_rows, even = is_even(mask),
         of_batch = reads "b", of_head = of_head, of_head_kv = not of_head and reads "hkv",
         of_tile = of_tile or mask, row_terms = #sides.rows > 0, column_terms = #sides.columns > 0,
+        whole = {rows = #whole.rows > 0, columns = #whole.columns > 0},
         capped = score ~= nil and units.cap(score) ~= nil, one_tanh = score ~= nil and only_tanh(units.of(score)) ~= nil,
         at_diagonal = is_made_of_positions(score),
     }
@@ -1097,11 +1099,15 @@ function functions.text(problem, language, wanted)
     local function add_visible()
         list[#list + 1] = element_function(unit, "Whether query q sees key k: ", "bool visible", ELEMENT, problem.mask, false)
     end
-    if problem.mask and not only_classes then add_visible() end
     local uses = functions.uses(problem)
-    if problem.mask and wanted and wanted.sides and (uses.bounds or not uses.exact_rows) then -- else spans tell of each element
-        for _, text in ipairs(tile_mask_functions(unit, uses.of_tile)) do list[#list + 1] = text end
+    local of_sides = wanted and wanted.sides and uses.of_tile
+    if of_sides and wanted.whole then
+        of_sides = (uses.whole.rows or uses.whole.columns) and problem.mask
+    elseif not uses.bounds and uses.exact_rows then
+        of_sides = nil -- spans tell of each element
     end
+    if problem.mask and not only_classes and not (of_sides and wanted.whole) then add_visible() end
+    for _, text in ipairs(of_sides and tile_mask_functions(unit, of_sides, wanted.sides) or {}) do list[#list + 1] = text end
     if problem.score and not only_classes then
         if wanted and wanted.units then
             for _, text in ipairs(tile_score_functions(unit, problem.score)) do list[#list + 1] = text end

@@ -240,7 +240,7 @@ function mma.forward(problem, s)
     local d, dv = head_dims(problem)
     local rows_per_warp = s.tile_q // s.warps
     return {
-        name = "forward", template = "mma/forward.cu", calls = {keys = true}, title = "O = softmax(S) V, LSE = ln(sum exp S)",
+        name = "forward", template = "mma/forward.cu", calls = {keys = true, sides = "columns", whole = true}, title = "O = softmax(S) V, LSE = ln(sum exp S)",
         threads = 32 * s.warps, blocks_per_sm = s.blocks,
         constants = append(append(mma_constants(problem, s), {
             {"row_tiles", rows_per_warp // 16, "16-row mma tiles of a warp"},
@@ -294,7 +294,7 @@ function mma.backward_dkv(problem, s)
     local key_warps = s.warps // s.split
     local query_warps = math.min(s.warps, s.tile_q // s.rows)
     return {
-        name = "backward_dkv", template = "mma/backward_dkv.cu", calls = {queries = true, slope = true},
+        name = "backward_dkv", template = "mma/backward_dkv.cu", calls = {queries = true, slope = true, sides = "rows", whole = true},
         title = problem.deterministic and "dV = P^T dO, dK = scale dS^T Q"
             or "dV = P^T dO, dK = scale dS^T Q, dQ sum += dS K",
         threads = 32 * s.warps, blocks_per_sm = s.blocks,
@@ -324,7 +324,7 @@ end
 function mma.backward_dq(problem, s)
     local d, dv = head_dims(problem)
     return {
-        name = "backward_dq", template = "mma/backward_dq.cu", calls = {keys = true, slope = true}, title = "dQ = scale dS K, in the order of keys",
+        name = "backward_dq", template = "mma/backward_dq.cu", calls = {keys = true, slope = true, sides = "columns", whole = true}, title = "dQ = scale dS K, in the order of keys",
         threads = 32 * s.dq_warps, blocks_per_sm = 8 // s.dq_warps,
         constants = append({
             {"dim_qk", problem.d, "head dim of q and k"},
@@ -460,7 +460,7 @@ function hopper.forward(problem, s)
     local registers = kernel.hopper_registers(problem, s)
     local bytes = hopper_bytes(problem, s)
     return {
-        name = "forward", template = "hopper/forward.cu", calls = {keys = true, bounds = true, units = true, sides = true}, title = "O = softmax(S) V, LSE = ln(sum exp S)",
+        name = "forward", template = "hopper/forward.cu", calls = {keys = true, bounds = true, units = true, sides = "columns"}, title = "O = softmax(S) V, LSE = ln(sum exp S)",
         threads = WARPGROUP * (1 + s.tile_q // 64),
         constants = {
             {"depth_qk", d, "head dim of q and k rounded up to one wgmma"},

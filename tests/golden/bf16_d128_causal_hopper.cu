@@ -804,13 +804,16 @@ static __device__ __forceinline__ void keys_of_row(const LoomArgs *args, const W
     }
 }
 
-// The same for rows that see one span of columns: compares with constants.
+// The same for rows that see one span of columns: compares with constants, with those ends that lie in the tile.
 static __device__ __forceinline__ void hide_by_span(float (&s)[tile_k / 2], const Span (&keys)[2], int column) {
     const bool from_first = __all_sync(~0u, keys[0].lo <= column && keys[1].lo <= column);
+    const bool to_last = __all_sync(~0u, keys[0].hi - column >= tile_k - 7 && keys[1].hi - column >= tile_k - 7);
+    if (!to_last) {
 #pragma unroll
-    for (int i = 0; i < tile_k / 2; ++i) {
-        const int k = i / 4 * 8 + i % 2;
-        if (k > keys[i / 2 % 2].hi - column) s[i] = __int_as_float(0xff800000);
+        for (int i = 0; i < tile_k / 2; ++i) {
+            const int k = i / 4 * 8 + i % 2;
+            if (k > keys[i / 2 % 2].hi - column) s[i] = __int_as_float(0xff800000);
+        }
     }
     if (from_first) return;
 #pragma unroll

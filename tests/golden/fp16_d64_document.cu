@@ -4,7 +4,7 @@
 // Problem    fp16 d=64 mask={doc[q] == doc[k]} params={doc: i32[seq_k]}
 // Schedule   tile=128x64 warps=4 blocks=2, variant aligned
 // Launch     grid 1 * 1 * ceil(seq_q / 128), at most one block a multiprocessor, block 1024 threads, dynamic shared memory 0 bytes
-// Phases     [1] what its own tiles read  [2] classes  [3] order
+// Phases     [1] work, and what its own tiles read  [2] classes  [3] order
 
 constexpr int tile_q = 128;  // queries of a tile
 constexpr int tile_k = 64;  // keys of a tile
@@ -13,16 +13,14 @@ constexpr int parts = 1;  // of a tile's own rows, each with a class of its own
 constexpr int part_rows = 128;  // rows of a part
 constexpr int lanes = 4;  // threads that find the classes of one tile
 constexpr int threads = 1024;  // threads of a block
-constexpr int blocks = 1;  // of a multiprocessor
 constexpr int most_own = 8;  // tiles of its own side that a block has at once
 constexpr int levels = 256;  // of how many tiles one visits
 constexpr unsigned long long counting = 0x6c6f6f6dull << 32;  // a word that counts: this and how many
 
 typedef struct LoomArgs {  // strides in elements
-    unsigned long long *arrived;  // [1, 1] tiles whose classes are found, see count_begin
     unsigned char *classes;  // [1, 1, tiles, tiles of keys, to a multiple of 128]
     int *order;  // [1, 1, 2, tiles] those that visit most first, then how many each visits
-    int *loads;  // [1, 1, 2] how many the first in the order visits, and all together
+    int *loads;  // [1, 1, 4] how many the first in the order visits, and all together; then a word, see count_begin
     const int *p_doc;
     long long p_doc_stride_0;
     int batch;
@@ -249,7 +247,7 @@ static __device__ __forceinline__ void put_in_order(int *order, int *loads, int 
     for (int i = tiles - 1 - (int)threadIdx.x; i >= 0; i -= threads) order[atomicAdd(&places[level_of(__ldcg(visited + i), of_level)], 1)] = i;
 }
 
-extern "C" __global__ void __launch_bounds__(threads, blocks) attnloom_forward_classes(const __grid_constant__ LoomArgs args) {
+extern "C" __global__ void __launch_bounds__(threads) attnloom_forward_classes(const __grid_constant__ LoomArgs args) {
     __shared__ QueryReads reads_of_own[most_own * parts];
     __shared__ int visited[most_own];
     __shared__ bool is_last;
@@ -257,16 +255,16 @@ extern "C" __global__ void __launch_bounds__(threads, blocks) attnloom_forward_c
     const int tiles = (work.seq_q + tile_q - 1) / tile_q, others = (work.seq_k + tile_k - 1) / tile_k;
     const int end = (others + class_chunk - 1) / class_chunk * class_chunk, part = threadIdx.x % lanes;
     const int masks = 1;
-    // A work is neighbouring tiles of a mask, as many as make a work for each block.
+    // [1] work, and what its own tiles read; a work is neighbouring tiles of a mask, as many as make a work for each block
     const int about = min((masks * tiles + (int)gridDim.x - 1) / (int)gridDim.x, most_own), works_of_mask = (tiles + about - 1) / about;
     for (int place = blockIdx.x; place < masks * works_of_mask; place += gridDim.x) {
         const int mask = place / works_of_mask;  // of those that differ
         const int first_tile = (place - mask * works_of_mask) * about, num = min(about, tiles - first_tile);
-        unsigned long long *const word = args.arrived + mask;
+        int *const loads = args.loads + 4ll * mask;
+        unsigned long long *const word = (unsigned long long *)(loads + 2);
         const unsigned long long found = *(volatile unsigned long long *)word;  // nobody waits for it here
         if (threadIdx.x < most_own) visited[threadIdx.x] = 0;
 
-        // [1] what its own tiles read
         for (int i = threadIdx.x / lanes; i - (int)threadIdx.x / lanes < num * parts; i += threads / lanes) {
             const int of = min(i, num * parts - 1), tile = first_tile + of / parts, first = first_of(&work, tile, of % parts);
             const int start = work.q_start, last = min(first + part_rows, work.seq_q) - 1;
@@ -311,7 +309,7 @@ extern "C" __global__ void __launch_bounds__(threads, blocks) attnloom_forward_c
         __syncthreads();
         if (is_last) {
             if (threadIdx.x == 0) *word = 0;
-            put_in_order(order, args.loads + 2 * mask, tiles, max(others, 1));
+            put_in_order(order, loads, tiles, max(others, 1));
         }
     }
 }
@@ -373,7 +371,7 @@ typedef struct LoomArgs {  // strides in elements
     long long lse_stride_head;
     const unsigned char *classes;  // [1, 1, tiles, tiles of keys, to a multiple of 128]
     const int *order;  // [1, 1, 2, tiles] those that visit most first, then how many each visits
-    const int *loads;  // [1, 1, 2] how many the first in the order visits, and all together
+    const int *loads;  // [1, 1, 4] how many the first in the order visits, and all together; then a word, see count_begin
     const int *p_doc;
     long long p_doc_stride_0;
     int batch;
@@ -441,10 +439,45 @@ static __device__ __forceinline__ int param_doc(const LoomArgs *args, int i0) {
     return __ldg(args->p_doc + i0 * args->p_doc_stride_0);
 }
 
-// Whether query q sees key k: doc[q] == doc[k]
-static __device__ __forceinline__ bool visible(const LoomArgs *args, const Work *work, int q, int k) {
+// What the mask makes of query q alone.
+typedef struct RowTerms {
+    int t0;  // doc[q]
+} RowTerms;
+
+// See RowTerms.
+static __device__ __forceinline__ RowTerms row_terms(const LoomArgs *args, const Work *work, int q) {
     (void)work;
-    return param_doc(args, q) == param_doc(args, k);
+    RowTerms terms;
+    terms.t0 = param_doc(args, q);
+    return terms;
+}
+
+// What the mask makes of key k alone.
+typedef struct ColumnTerms {
+    int t0;  // doc[k]
+} ColumnTerms;
+
+// See ColumnTerms.
+static __device__ __forceinline__ ColumnTerms column_terms(const LoomArgs *args, const Work *work, int k) {
+    (void)work;
+    ColumnTerms terms;
+    terms.t0 = param_doc(args, k);
+    return terms;
+}
+
+// The terms that another lane has.
+static __device__ __forceinline__ ColumnTerms terms_of_lane(ColumnTerms terms, int lane) {
+    terms.t0 = __shfl_sync(~0u, terms.t0, lane);
+    return terms;
+}
+
+// Whether query q sees key k, with what is known of both: doc[q] == doc[k]
+static __device__ __forceinline__ bool visible_of(const LoomArgs *args, const Work *work, const RowTerms *rows, const ColumnTerms *columns, int q, int k) {
+    (void)args;
+    (void)work;
+    (void)q;
+    (void)k;
+    return rows->t0 == columns->t0;
 }
 
 // Which tiles of keys the work visits, and which of them need no mask.
@@ -596,16 +629,25 @@ static __device__ __forceinline__ unsigned columns_first(int pitch) {
 // on partial tiles only, and unrolled it would hold the indices of all elements in registers.
 static __device__ __forceinline__ unsigned long long seen_elements(const LoomArgs *args, const Work *work, int row, int column) {
     unsigned long long seen = 0;
+    RowTerms down[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) down[i] = row_terms(args, work, work->q_start + row + 8 * i);
+    const int lane = threadIdx.x % 32, first = work->k_start + column - lane % 4 * 2;
+    ColumnTerms of_lane[2];  // the lane-th, and the 32nd from there
+#pragma unroll
+    for (int i = 0; i < 2; ++i) of_lane[i] = column_terms(args, work, first + 32 * i + lane);
 #pragma unroll 1
     for (int j = 0; j < 8; ++j) {
         unsigned bits = 0;
+        const ColumnTerms near = j < 4 ? of_lane[0] : of_lane[1];
+        const ColumnTerms terms[2] = {terms_of_lane(near, 8 * j + lane % 4 * 2 & 31), terms_of_lane(near, 8 * j + lane % 4 * 2 + 1 & 31)};
 #pragma unroll
         for (int i = 0; i < 2; ++i)
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
                 const int at_column = column + 8 * j + e % 2;
                 bool is_seen = at_column < work->seq_k;
-                is_seen = is_seen && visible(args, work, work->q_start + row + 16 * i + e / 2 * 8, work->k_start + at_column);
+                is_seen = is_seen && visible_of(args, work, &down[2 * i + e / 2], &terms[e % 2], work->q_start + row + 16 * i + e / 2 * 8, work->k_start + at_column);
                 bits |= is_seen ? 1u << (4 * i + e) : 0;
             }
         seen |= (unsigned long long)bits << 8 * j;
