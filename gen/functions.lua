@@ -750,6 +750,20 @@ local function check_text(w, check, names)
     return ("in_i32(0LL + %s) && in_i32(0LL + %s)"):format(text(lo, ends_lo), text(hi, ends_hi))
 end
 
+-- Whether no bound of the spans can leave i32.
+local function is_narrow(spans, direction, other_variable)
+    for _, conjunction in ipairs(spans) do
+        for _, row in ipairs(interval.rows(conjunction, direction)) do
+            if row.kind == "upper" or row.kind == "lower" then
+                local terms = {table.unpack(row.terms)}
+                terms[#terms + 1] = {coefficient = row.other, node = other_variable}
+                if not interval.is_small {c = row.c, terms = terms} then return false end
+            end
+        end
+    end
+    return true
+end
+
 -- visible_keys or visible_queries.
 local function range_function(unit, spans, direction)
     local walked, other, length, start = "k", "q", "seq_k", "k_start"
@@ -758,6 +772,8 @@ local function range_function(unit, spans, direction)
     local body = {}
     local other_variable = expression.variable(other)
     local names = {[walked] = {"first", "last"}, [other] = {other .. "_lo", other .. "_hi"}}
+    local narrow = is_narrow(spans, direction, other_variable)
+    local least, largest, made = narrow and "i32_min" or "wide_min", narrow and "i32_max" or "wide_max", narrow and "i32_span" or "span"
     for i, conjunction in ipairs(spans) do
         local outer = {lower = {}, upper = {}, when = {}}
         local inner = {lower = {}, upper = {}, when = {}}
@@ -776,8 +792,8 @@ local function range_function(unit, spans, direction)
                     lines[#lines + 1] = ("const bool %s = %s; // nothing wraps"):format(sure, table.concat(tests, " && "))
                     inner.when[#inner.when + 1] = sure
                 end
-                local function bound(largest)
-                    local at = (row.other > 0) == largest and "_hi" or "_lo"
+                local function bound(most)
+                    local at = (row.other > 0) == most and "_hi" or "_lo"
                     return sum_text(w, row, other .. at, other_variable, row.other)
                 end
                 if row.kind == "when" then
@@ -793,19 +809,19 @@ local function range_function(unit, spans, direction)
             end
         end
         local function span(side)
-            if #side.lower > 0 then unit:need("wide_max") end
-            if #side.upper > 0 then unit:need("wide_min") end
-            local text = ("span(%s, %s)"):format(nest("wide_max", side.lower, "first"), nest("wide_min", side.upper, "last"))
+            if #side.lower > 0 then unit:need(largest) end
+            if #side.upper > 0 then unit:need(least) end
+            local text = ("%s(%s, %s)"):format(made, nest(largest, side.lower, "first"), nest(least, side.upper, "last"))
             if #side.when == 0 then return text end
-            return ("%s ? %s : span(1, 0)"):format(table.concat(side.when, " && "), text)
+            return ("%s ? %s : %s(1, 0)"):format(table.concat(side.when, " && "), text, made)
         end
         body[#body + 1] = "// " .. conjunction_text(conjunction)
         for _, line in ipairs(lines) do body[#body + 1] = line end
         body[#body + 1] = ("outer[%d] = %s;"):format(i - 1, span(outer))
         body[#body + 1] = ("inner[%d] = %s;"):format(i - 1, span(inner))
     end
-    unit:need("span")
-    local lines = {("const long long first = work->%s, last = first + work->%s - 1;"):format(start, length)}
+    unit:need(made)
+    local lines = {("const %s first = work->%s, last = first + work->%s - 1;"):format(narrow and "int" or "long long", start, length)}
     for _, line in ipairs(w.lines) do lines[#lines + 1] = line end
     for _, line in ipairs(body) do lines[#lines + 1] = line end
     local comment = direction == "keys" and "Keys that some (outer) and that all (inner) of the queries q_lo..q_hi see."
