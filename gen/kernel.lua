@@ -799,9 +799,12 @@ function kernel.list(problem, pass, target, s)
     for _, make in ipairs(LISTS[target][pass](problem)) do
         local k = make(problem, s)
         local workspace = pass == "backward" and backward_workspace(problem, target, s) or {}
-        if k.grid.persistent and (pass == "backward" or listed and not functions.uses(problem).even) then
+        if k.grid.persistent and pass == "backward" then
             workspace[#workspace + 1] = {name = "taken", type = "unsigned", bytes = 4, dims = {}, clear = true,
                                          doc = "works that blocks have taken beside their first; a launch begins with 0"}
+        elseif k.grid.persistent and listed and not functions.uses(problem).even then
+            workspace[#workspace + 1] = {name = "taken", type = "unsigned long long", bytes = 8, dims = {},
+                                         doc = "works that blocks have taken beside their first, see count_begin"}
         end
         if listed and k.walks then
             local regions = class_regions(problem, target, k.walks)

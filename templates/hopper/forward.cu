@@ -131,6 +131,7 @@ static __device__ __forceinline__ void push_plan(unsigned smem, Plan *plans, uns
 //@ local dealt = listed and not even
 //@ if dealt then
     const Lists lists = lists_of(args);
+    const unsigned long long was_taken = *(volatile unsigned long long *)args->taken;  // nobody waits for it here
 //@ elseif not even then
     const Rounds rounds = rounds_of(args, keys_seen(args));
 //@ else
@@ -140,7 +141,7 @@ static __device__ __forceinline__ void push_plan(unsigned smem, Plan *plans, uns
     int nth = 0;
 //@ if dealt then
     Work found;
-    for (unsigned place = blockIdx.x; work_of(args, &lists, place, &found); place = next_place(args)) {
+    for (unsigned place = blockIdx.x; work_of(args, &lists, place, &found); place = next_place(args, &lists)) {
 //@ else
     for (int round = 0; round < rounds.count; ++round) {
         Work found;
@@ -167,6 +168,9 @@ static __device__ __forceinline__ void push_plan(unsigned smem, Plan *plans, uns
             first = 0;
             visit = next;
         } while (visit.tile >= 0);
+//@ if dealt then
+        if (nth == 0 && leader) count_begin(args->taken, was_taken, lists.heads * lists.tiles);
+//@ end
         ++nth;
     }
     if (leader) push_plan(smem, plans, count, -1, 0, -1);

@@ -12,7 +12,6 @@
 //@ text(constants)
 //@ if not even then
 constexpr int levels = 256;  // of how many tiles one visits
-constexpr unsigned long long counting = 0x6c6f6f6dull << 32;  // a word that counts: this and how many
 //@ end
 
 //@ text(arguments)
@@ -70,12 +69,7 @@ static __device__ __forceinline__ int first_of(const Work *work, int tile, int p
 }
 
 //@ if not even then
-// Makes a word count the tiles of a mask whose classes are found; it is 0 when all are. Memory is taken as it comes, so that
-// nothing has to clear it before: a word that does not say that it counts, `found`, begins to, by whoever comes first. What
-// some other use has left there is taken for a count if it is one of `tiles` numbers of 2^64.
-static __device__ __forceinline__ void count_begin(unsigned long long *word, unsigned long long found, int tiles) {
-    if (found - counting >= (unsigned long long)tiles) atomicCAS(word, found, counting);
-}
+//@ part("count")
 
 // 0 for tiles that visit the most, levels - 1 for those that visit none.
 static __device__ __forceinline__ int level_of(int visited, int of_level) { return levels - 1 - visited / of_level; }

@@ -15,7 +15,6 @@ constexpr int lanes = 4;  // threads that find the classes of one tile
 constexpr int threads = 1024;  // threads of a block
 constexpr int most_own = 8;  // tiles of its own side that a block has at once
 constexpr int levels = 256;  // of how many tiles one visits
-constexpr unsigned long long counting = 0x6c6f6f6dull << 32;  // a word that counts: this and how many
 
 typedef struct LoomArgs {  // strides in elements
     unsigned char *classes;  // [1, 1, tiles, tiles of keys, to a multiple of 128]
@@ -186,11 +185,13 @@ static __device__ __forceinline__ int first_of(const Work *work, int tile, int p
     return first + part_rows * min(min(part, parts - 1), (work->seq_q - first - 1) / part_rows);
 }
 
-// Makes a word count the tiles of a mask whose classes are found; it is 0 when all are. Memory is taken as it comes, so that
-// nothing has to clear it before: a word that does not say that it counts, `found`, begins to, by whoever comes first. What
-// some other use has left there is taken for a count if it is one of `tiles` numbers of 2^64.
-static __device__ __forceinline__ void count_begin(unsigned long long *word, unsigned long long found, int tiles) {
-    if (found - counting >= (unsigned long long)tiles) atomicCAS(word, found, counting);
+constexpr unsigned long long counting = 0x6c6f6f6dull << 32;  // a word that counts: this and how many
+
+// Makes a word count up to `most`; who has the last sets it to 0. Memory is taken as it comes, so that nothing has to clear it
+// before: a word that does not say that it counts, `found`, begins to, by whoever comes first. What some other use has left there
+// passes for a count if it is one of `most` numbers of 2^64.
+static __device__ __forceinline__ void count_begin(unsigned long long *word, unsigned long long found, int most) {
+    if (found - counting >= (unsigned long long)most) atomicCAS(word, found, counting);
 }
 
 // 0 for tiles that visit the most, levels - 1 for those that visit none.
