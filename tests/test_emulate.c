@@ -965,9 +965,10 @@ static void rows_keep_their_bits_beside_others(void **state) {
 
 /* -- Faults ------------------------------------------------------------------------------------------- */
 
-#define ALONE    "bf16 d=128 mask={k % 50 != 9 & k <= q} backward deterministic"
-#define WIDE     "bf16 d=144 mask={k % 50 != 9 & k <= q} backward"
-#define BACKWARD "bf16 d=64 mask={k % 50 != 9 & k <= q} backward"
+#define DOCUMENTS "bf16 d=64 mask={document(ids)} params={ids: i32[seq_k]}"
+#define ALONE     "bf16 d=128 mask={k % 50 != 9 & k <= q} backward deterministic"
+#define WIDE      "bf16 d=144 mask={k % 50 != 9 & k <= q} backward"
+#define BACKWARD  "bf16 d=64 mask={k % 50 != 9 & k <= q} backward"
 static const struct {
     const char *what, *from, *to;
     const char *problem; /* NULL: a causal mask; of a backward, its kernel is the one */
@@ -1001,6 +1002,7 @@ static const struct {
     {"two sets of P are one", "full_tile(o, p_other, p, ", "full_tile(o, p, p, ", NULL},
     {"tanh of what is not near 0 is taken as if it were", "bits >= cap->limit", "bits == 1",
      "bf16 d=64 score={softcap(3)}"},
+    {"what a column is comes from another one", "terms->columns[of_k / 32]", "terms->columns[0]", DOCUMENTS},
     {"queries of the backward are overwritten while they are read",
      "barrier_wait(bar_q_empty(smem, stage.index), stage.parity);", "", BACKWARD},
     {"dO is overwritten while it is read", "barrier_wait(bar_dout_empty(smem, stage.index), stage.parity);",
