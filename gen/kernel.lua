@@ -112,9 +112,10 @@ end
 local CLASS_CHUNK = 128 -- classes of tiles, a byte each, that a reader takes at once: rows are multiples of it
 local CLASS_GROUP = 8 -- tiles of its own side that a block has at once, at most
 
--- Threads of a block that finds classes, blocks of a multiprocessor that share out the tiles, and threads that share what a tile
--- reads. Where the walked side reads arrays, few blocks read them, all threads at once; else many wait less for one element each.
-local CLASS_BLOCKS = {reads = {threads = 1024, blocks = 1, lanes = 4}, plain = {threads = 256, blocks = 4, lanes = 1}}
+-- Threads of a block that finds classes, blocks of a multiprocessor that share out the tiles, those of them that have to fit at once
+-- (with more the compiler spills), and threads that share what a tile reads. Where the walked side reads arrays, few blocks read
+-- them, all threads at once; else many wait less for one element each.
+local CLASS_BLOCKS = {reads = {threads = 512, blocks = 1, fit = 1, lanes = 4}, plain = {threads = 256, blocks = 4, fit = 2, lanes = 1}}
 
 -- How many masks differ: {batches, heads}.
 local function masks_of(uses)
@@ -162,6 +163,7 @@ local function class_kernel(problem, of)
             {"part_rows", walks.own // walks.parts, "rows of a part"},
             {"lanes", lanes, "threads that find the classes of one tile"},
             {"threads", blocks.threads, "threads of a block"},
+            {"fit", blocks.fit, "blocks of a multiprocessor, at least"},
             {"most_own", CLASS_GROUP, "tiles of its own side that a block has at once"},
         },
         shared = {}, phases = {"work, and what its own tiles read", "classes", not uses.even and "order" or nil},

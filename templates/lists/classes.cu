@@ -126,7 +126,7 @@ static __device__ __forceinline__ void put_in_order(int *order, int *loads, int 
 }
 
 //@ end
-extern "C" __global__ void __launch_bounds__(threads) ${symbol}(const __grid_constant__ LoomArgs args) {
+extern "C" __global__ void __launch_bounds__(threads, fit) ${symbol}(const __grid_constant__ LoomArgs args) {
 //@ if own_reads then
     __shared__ ${own_reads.type} reads_of_own[most_own * parts];
 //@ end

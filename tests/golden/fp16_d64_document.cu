@@ -3,7 +3,7 @@
 // Computes   classes of tiles under the mask, and the order in which they are taken
 // Problem    fp16 d=64 mask={doc[q] == doc[k]} params={doc: i32[seq_k]}
 // Schedule   tile=128x64 warps=4 blocks=2, variant aligned
-// Launch     grid 1 * 1 * ceil(seq_q / 128), at most one block a multiprocessor, block 1024 threads, dynamic shared memory 0 bytes
+// Launch     grid 1 * 1 * ceil(seq_q / 128), at most one block a multiprocessor, block 512 threads, dynamic shared memory 0 bytes
 // Phases     [1] work, and what its own tiles read  [2] classes  [3] order
 
 constexpr int tile_q = 128;  // queries of a tile
@@ -12,7 +12,8 @@ constexpr int class_chunk = 128;  // bytes: rows are multiples of it
 constexpr int parts = 1;  // of a tile's own rows, each with a class of its own
 constexpr int part_rows = 128;  // rows of a part
 constexpr int lanes = 4;  // threads that find the classes of one tile
-constexpr int threads = 1024;  // threads of a block
+constexpr int threads = 512;  // threads of a block
+constexpr int fit = 1;  // blocks of a multiprocessor, at least
 constexpr int most_own = 8;  // tiles of its own side that a block has at once
 constexpr int levels = 256;  // of how many tiles one visits
 
@@ -248,7 +249,7 @@ static __device__ __forceinline__ void put_in_order(int *order, int *loads, int 
     for (int i = tiles - 1 - (int)threadIdx.x; i >= 0; i -= threads) order[atomicAdd(&places[level_of(__ldcg(visited + i), of_level)], 1)] = i;
 }
 
-extern "C" __global__ void __launch_bounds__(threads) attnloom_forward_classes(const __grid_constant__ LoomArgs args) {
+extern "C" __global__ void __launch_bounds__(threads, fit) attnloom_forward_classes(const __grid_constant__ LoomArgs args) {
     __shared__ QueryReads reads_of_own[most_own * parts];
     __shared__ int visited[most_own];
     __shared__ bool is_last;
