@@ -36,7 +36,7 @@ local function header(plan, k)
             :format(k.grid.heads, k.grid.seq, k.grid.rows, k.smem_bytes)
     else
         lines[#lines + 1] = ("// Launch     grid %s * %s * ceil(%s / %d)%s, block %d threads, dynamic shared memory %d bytes")
-            :format(k.grid.batch, k.grid.heads, k.grid.seq, k.grid.rows, k.grid.persistent and ", at most one block a multiprocessor" or "", k.threads,
+            :format(k.grid.batch, k.grid.heads, k.grid.seq, k.grid.rows, k.grid.persistent and (", at most %s a multiprocessor"):format(k.grid.persistent == 1 and "one block" or k.grid.persistent .. " blocks") or "", k.threads,
                     k.smem_bytes)
     end
     local offset = 0
@@ -90,6 +90,7 @@ function emit.source(plan, k, read)
         wgmma = wgmma,
         math = math, string = string, ipairs = ipairs, tonumber = tonumber,
     }
+    if k.calls and k.calls.whole then environment.row_terms, environment.column_terms = uses.whole.rows, uses.whole.columns end
     if k.walks then -- a kernel has a tile of its own and walks over those of the other side
         environment.other, environment.own = SIDES[k.walks.over], SIDES[k.walks.over == "keys" and "queries" or "keys"]
     end

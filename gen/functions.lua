@@ -2,11 +2,15 @@
 
   functions.text(problem, language, wanted) -> text; language is "c" or "cuda"; wanted {keys=, queries=, slope=, classes=} leaves out
                                        the walks, the slope and the class of a tile a kernel does not call, nil takes all; only = "classes" leaves
-                                       out all that is of an element; without arrays = true a class does not look at what a tile reads of arrays; with bounds = true
+                                       out all that is of an element; without arrays = true a class does not look at what a tile reads of arrays; with reads = true
+                                       it is told what its queries and its keys read, see functions.reads; with bounds = true
                                        a conjunction has the keys of its part of walk range, and the class is that
                                        of the rest, see interval.bounds; with units = true
-                                       the score is one for the elements of a tile, see ELEMENT_OF_TILE; with sides = true
-                                       there is the mask for these, see tile_mask_functions
+                                       the score is one for the elements of a tile, see ELEMENT_OF_TILE; with sides = "rows" or "columns"
+                                       there is the mask for these, as far as spans do not tell, see tile_mask_functions; with whole = true all of it, in place
+                                       of that of an element, where it has terms
+  functions.reads(problem, bounds)  -> {queries = list of loads, keys =}: loads of integers or bools by one position alone, as `ids[q]`,
+                                       that the class of a tile asks for; with bounds that of the rest
   functions.uses(problem)           -> {mask =, score = bool, walk = "range" | "classify", num_spans =, bounds =, exact_rows =, even =, of_batch =, of_head =, of_head_kv =, listed =,
                                        of_tile =, row_terms =, column_terms =,
                                        one_tanh =, capped =, at_diagonal =}; num_spans: of a range, or of bounds;
@@ -15,7 +19,7 @@
                                        even: all queries of a head see the same keys; of_batch, of_head, of_head_kv: the mask differs between these, of_head_kv where it does between heads of k alone;
                                        listed: GPU kernels find its tiles in lists;
                                        of_tile: what of the mask is asked for each element of a partial tile, beside exact spans of its rows;
-                                       row_terms, column_terms: with sides there are such;
+                                       row_terms, column_terms: with sides there are such, and terms_of_lane of one of them; whole = {rows =, columns =}: with whole;
                                        one_tanh: with units the score takes its tanh from the kernel; capped: it is all that
                                        units.cap knows, and a kernel gets score_cap and score_factor; at_diagonal: it is
                                        made of positions, so that it may well be largest where they meet
@@ -505,7 +509,7 @@ local function assemble(unit, comment, head, parameters, lines)
     end
     local out = {"// " .. comment, ("%s %s(%s) {"):format(unit.static, head, table.concat(parameters, ", "))}
     for _, line in ipairs(unused) do out[#out + 1] = line end
-    for _, line in ipairs(lines) do out[#out + 1] = "    " .. line end
+    for _, line in ipairs(lines) do out[#out + 1] = line:sub(1, 1) == "#" and line or "    " .. line end
     out[#out + 1] = "}"
     return table.concat(out, "\n")
 end
@@ -570,9 +574,21 @@ local function one_sided(mask)
     return sides
 end
 
+-- The function that gets the terms that another lane has.
+local function terms_of_lane(unit, type, nodes)
+    local lines = {}
+    for i, node in ipairs(nodes) do
+        local field = "terms.t" .. i - 1
+        lines[i] = node.type == "bool" and ("%s = __shfl_sync(~0u, (int)%s, lane) != 0;"):format(field, field)
+            or ("%s = __shfl_sync(~0u, %s, lane);"):format(field, field)
+    end
+    lines[#lines + 1] = "return terms;"
+    return assemble(unit, "The terms that another lane has.", type .. " terms_of_lane", {type .. " terms", "int lane"}, lines)
+end
+
 -- A mask for the elements of a tile by RowTerms and ColumnTerms, where there are some: what costs much is computed once a row
--- and column.
-local function tile_mask_functions(unit, mask)
+-- and column, or once a warp: of `by_lanes`, rows or columns, each lane makes those of one.
+local function tile_mask_functions(unit, mask, by_lanes)
     local sides, names, list = one_sided(mask), {}, {}
     local parameters = {"const LoomArgs *args", "const Work *work"}
     for _, side in ipairs {{"rows", "RowTerms", "row_terms", "query q", "int q"}, {"columns", "ColumnTerms", "column_terms", "key k", "int k"}} do
@@ -595,11 +611,12 @@ local function tile_mask_functions(unit, mask)
             list[#list + 1] = ("// What the mask makes of %s alone.\ntypedef struct %s {\n%s} %s;"):format(side[4], side[2], table.concat(fields), side[2])
             list[#list + 1] = assemble(unit, "See " .. side[2] .. ".", side[2] .. " " .. side[3],
                 {"const LoomArgs *args", "const Work *work", side[5]}, lines)
+            if side[1] == by_lanes then list[#list + 1] = terms_of_lane(unit, side[2], sides[by_lanes]) end
             parameters[#parameters + 1] = ("const %s *%s"):format(side[2], side[1])
         end
     end
     table.move({"int q", "int k"}, 1, 2, #parameters + 1, parameters)
-    list[#list + 1] = element_function(unit, "Whether query q sees key k, as far as spans do not tell: ", "bool visible_of",
+    list[#list + 1] = element_function(unit, "Whether query q sees key k, with what is known of both: ", "bool visible_of",
         parameters, mask, false, nil, names)
     return list
 end
@@ -733,6 +750,20 @@ local function check_text(w, check, names)
     return ("in_i32(0LL + %s) && in_i32(0LL + %s)"):format(text(lo, ends_lo), text(hi, ends_hi))
 end
 
+-- Whether no bound of the spans can leave i32.
+local function is_narrow(spans, direction, other_variable)
+    for _, conjunction in ipairs(spans) do
+        for _, row in ipairs(interval.rows(conjunction, direction)) do
+            if row.kind == "upper" or row.kind == "lower" then
+                local terms = {table.unpack(row.terms)}
+                terms[#terms + 1] = {coefficient = row.other, node = other_variable}
+                if not interval.is_small {c = row.c, terms = terms} then return false end
+            end
+        end
+    end
+    return true
+end
+
 -- visible_keys or visible_queries.
 local function range_function(unit, spans, direction)
     local walked, other, length, start = "k", "q", "seq_k", "k_start"
@@ -741,6 +772,8 @@ local function range_function(unit, spans, direction)
     local body = {}
     local other_variable = expression.variable(other)
     local names = {[walked] = {"first", "last"}, [other] = {other .. "_lo", other .. "_hi"}}
+    local narrow = is_narrow(spans, direction, other_variable)
+    local least, largest, made = narrow and "i32_min" or "wide_min", narrow and "i32_max" or "wide_max", narrow and "i32_span" or "span"
     for i, conjunction in ipairs(spans) do
         local outer = {lower = {}, upper = {}, when = {}}
         local inner = {lower = {}, upper = {}, when = {}}
@@ -759,8 +792,8 @@ local function range_function(unit, spans, direction)
                     lines[#lines + 1] = ("const bool %s = %s; // nothing wraps"):format(sure, table.concat(tests, " && "))
                     inner.when[#inner.when + 1] = sure
                 end
-                local function bound(largest)
-                    local at = (row.other > 0) == largest and "_hi" or "_lo"
+                local function bound(most)
+                    local at = (row.other > 0) == most and "_hi" or "_lo"
                     return sum_text(w, row, other .. at, other_variable, row.other)
                 end
                 if row.kind == "when" then
@@ -776,19 +809,19 @@ local function range_function(unit, spans, direction)
             end
         end
         local function span(side)
-            if #side.lower > 0 then unit:need("wide_max") end
-            if #side.upper > 0 then unit:need("wide_min") end
-            local text = ("span(%s, %s)"):format(nest("wide_max", side.lower, "first"), nest("wide_min", side.upper, "last"))
+            if #side.lower > 0 then unit:need(largest) end
+            if #side.upper > 0 then unit:need(least) end
+            local text = ("%s(%s, %s)"):format(made, nest(largest, side.lower, "first"), nest(least, side.upper, "last"))
             if #side.when == 0 then return text end
-            return ("%s ? %s : span(1, 0)"):format(table.concat(side.when, " && "), text)
+            return ("%s ? %s : %s(1, 0)"):format(table.concat(side.when, " && "), text, made)
         end
         body[#body + 1] = "// " .. conjunction_text(conjunction)
         for _, line in ipairs(lines) do body[#body + 1] = line end
         body[#body + 1] = ("outer[%d] = %s;"):format(i - 1, span(outer))
         body[#body + 1] = ("inner[%d] = %s;"):format(i - 1, span(inner))
     end
-    unit:need("span")
-    local lines = {("const long long first = work->%s, last = first + work->%s - 1;"):format(start, length)}
+    unit:need(made)
+    local lines = {("const %s first = work->%s, last = first + work->%s - 1;"):format(narrow and "int" or "long long", start, length)}
     for _, line in ipairs(w.lines) do lines[#lines + 1] = line end
     for _, line in ipairs(body) do lines[#lines + 1] = line end
     local comment = direction == "keys" and "Keys that some (outer) and that all (inner) of the queries q_lo..q_hi see."
@@ -796,6 +829,117 @@ local function range_function(unit, spans, direction)
     return assemble(unit, comment, "void visible_" .. direction,
         {"const LoomArgs *args", "const Work *work", ("int %s_lo"):format(other), ("int %s_hi"):format(other),
          "Span outer[]", "Span inner[]"}, lines)
+end
+
+-- -- what a side of a tile reads ---------------------------------------------------------------------------------
+
+local SIDE_OF = {q = "queries", row = "queries", k = "keys", col = "keys"}
+
+-- The side whose position alone an integer or bool load reads by, and the axis of that; nil where it reads otherwise.
+local function read_side(node)
+    local axis
+    for i, index in ipairs(node.args) do
+        if not interval.uniform(index) then
+            if axis or index.op ~= "var" then return nil end
+            axis = i
+        end
+    end
+    return axis and SIDE_OF[node.args[axis].name], axis
+end
+
+local reads_of = setmetatable({}, {__mode = "k"}) -- of masks met
+
+local function find_reads(mask)
+    local reads, found = {queries = {}, keys = {}}, {}
+    local function nothing() return "" end
+    interval.describe(mask, {op = nothing, const = nothing, var = nothing, point = nothing, load = nothing, read = function(node)
+        local side, text = read_side(node), expression.print(node)
+        if side and not found[text] then
+            found[text] = true
+            table.insert(reads[side], node)
+        end
+    end})
+    return reads
+end
+
+local function class_reads(mask)
+    reads_of[mask] = reads_of[mask] or find_reads(mask)
+    return reads_of[mask]
+end
+
+function functions.reads(problem, bounds)
+    local rest = bounds and select(2, interval.bounds(problem.mask))
+    return class_reads(rest or problem.mask)
+end
+
+local READS = {queries = {type = "QueryReads", call = "query_reads", lo = "q_lo", hi = "q_hi", start = "q_start"},
+               keys = {type = "KeyReads", call = "key_reads", lo = "k_lo", hi = "k_hi", start = "k_start"}}
+
+-- The function by which `lanes` threads side by side find what a side of a tile reads: each has part of it, and all know in the end.
+local function reads_function(unit, side, loads)
+    local of = READS[side]
+    local w = writer(unit, false)
+    local lines, fields = {}, {}
+    local function add(depth, format, ...) lines[#lines + 1] = (" "):rep(4 * depth) .. format:format(...) end
+    for i, node in ipairs(loads) do
+        local param, _, axis = node.param, read_side(node)
+        local vector, parts = table.unpack(VECTOR[param.dtype])
+        local offsets, indices, tests = {}, {}, {("args->p_%s_stride_%d == 1"):format(param.name, #param.dims - 1)}
+        for at, index in ipairs(node.args) do
+            local first = at == axis and "first" or w:operand(index, PRIMARY)
+            indices[at] = at == axis and "first + n" or first
+            offsets[at] = at == #param.dims and first or ("%s * args->p_%s_stride_%d"):format(first, param.name, at - 1)
+            if not is_inside(index, param.dims[at]) then
+                local final = at == axis and "(long long)first + num" or first .. " + 1LL"
+                tests[#tests + 1] = ("%s >= 0 && %s <= (long long)%s"):format(first, final, extent(param.dims[at]))
+            end
+        end
+        local position = node.args[axis].name
+        fields[i] = ("    int lo%d, hi%d;  // %s\n"):format(i - 1, i - 1, shown(expression.print(node)))
+        local function take(depth, value)
+            add(depth, "lo = min(lo, %s);", value)
+            add(depth, "hi = max(hi, %s);", value)
+        end
+        add(0, "{  // %s", shown(expression.print(node)))
+        add(1, "const int first = %s;", (position == "row" or position == "col") and ("%s - work->%s"):format(of.lo, of.start) or of.lo)
+        add(1, "int lo = 2147483647, hi = -2147483647 - 1, done = 0;")
+        if axis == #param.dims then
+            add(1, "const %s *const from = (const %s *)(args->p_%s + %s);", vector, vector, param.name, table.concat(offsets, " + "))
+            add(1, "const int vectors = %s && (size_t)from %% sizeof *from == 0 ? num / %d : 0;  // side by side, inside",
+                table.concat(tests, " && "), #parts)
+            add(1, "if (vectors > 0) {")
+            lines[#lines + 1] = "#pragma unroll  // reads wait together"
+            add(2, "for (int i = 0; i < most; i += %d * lanes) {", #parts)
+            add(3, "const %s v = __ldg(from + min(i / %d + lane, vectors - 1));", vector, #parts)
+            for _, part in ipairs(parts) do
+                take(3, (param.dtype == "bool" and "(int)(v.%s != 0)" or "(int)v.%s"):format(part))
+            end
+            add(2, "}")
+            add(2, "done = %d * vectors;", #parts)
+            add(1, "}")
+        end
+        lines[#lines + 1] = "#pragma unroll 4"
+        add(1, "for (int n = done + lane; n < num; n += lanes) {")
+        add(2, "const int value = param_%s(args, %s);", param.name, table.concat(indices, ", "))
+        take(2, "value")
+        add(1, "}")
+        lines[#lines + 1] = "#pragma unroll"
+        add(1, "for (int distance = 1; distance < lanes; distance *= 2) {")
+        add(2, "lo = min(lo, __shfl_xor_sync(~0u, lo, distance));")
+        add(2, "hi = max(hi, __shfl_xor_sync(~0u, hi, distance));")
+        add(1, "}")
+        add(1, "reads.lo%d = lo;", i - 1)
+        add(1, "reads.hi%d = hi;", i - 1)
+        add(0, "}")
+    end
+    local body = {"const int lane = threadIdx.x % lanes, num = " .. ("%s - %s + 1;"):format(of.hi, of.lo), of.type .. " reads;"}
+    for _, line in ipairs(w.lines) do body[#body + 1] = line end
+    for _, line in ipairs(lines) do body[#body + 1] = line end
+    body[#body + 1] = "return reads;"
+    return ("// Least and largest of what %s %s .. %s of a tile read of arrays.\ntypedef struct %s {\n%s} %s;\n\n"):format(
+            side, of.lo, of.hi, of.type, table.concat(fields), of.type)
+        .. assemble(unit, "See " .. of.type .. "; all threads of a warp call it, for `most` positions or fewer.", of.type .. " " .. of.call,
+            {"const LoomArgs *args", "const Work *work", "int " .. of.lo, "int " .. of.hi, "int most"}, body)
 end
 
 -- -- walk classify ---------------------------------------------------------------------------------------------
@@ -836,7 +980,7 @@ local function block_lines(part, call, others)
     return lines
 end
 
-local function tile_class_function(unit, mask, ranges, seen)
+local function tile_class_function(unit, mask, ranges, seen, reads)
     local w = writer(unit, false)
     local used = {}
     local num_locals = 0
@@ -881,6 +1025,15 @@ local function tile_class_function(unit, mask, ranges, seen)
             loads[text] = loads[text] or define("iv", text) -- loops: each once
             return loads[text]
         end,
+        read = reads and function(node)
+            local side, text = read_side(node), expression.print(node)
+            for i, load in ipairs(side and reads[side] or {}) do
+                if expression.print(load) == text then
+                    unit:need("iv")
+                    return ("iv(%s->lo%d, %s->hi%d)"):format(side, i - 1, side, i - 1)
+                end
+            end
+        end,
     }
     local part, rest = interval.block_part(mask)
     if part and ranges then
@@ -904,8 +1057,12 @@ local function tile_class_function(unit, mask, ranges, seen)
     if #lines > 0 then unit:need("iv") end
     for _, line in ipairs(w.lines) do lines[#lines + 1] = line end
     lines[#lines + 1] = ("return %s;"):format(text)
+    local parameters = {"const LoomArgs *args", "const Work *work", "int q_lo", "int q_hi", "int k_lo", "int k_hi"}
+    for _, side in ipairs {"queries", "keys"} do
+        if reads and #reads[side] > 0 then parameters[#parameters + 1] = ("const %s *%s"):format(READS[side].type, side) end
+    end
     return assemble(unit, "Class of the tile q_lo..q_hi x k_lo..k_hi: 0 empty, 1 partial, 2 full; 1 where it is not known.",
-        "int tile_class", {"const LoomArgs *args", "const Work *work", "int q_lo", "int q_hi", "int k_lo", "int k_hi"}, lines)
+        "int tile_class", parameters, lines)
 end
 
 -- -- whole text ------------------------------------------------------------------------------------------------
@@ -926,12 +1083,13 @@ local function find_uses(problem)
     local of_head = reads "h"
     local of_tile = select(2, interval.bounds(mask))
     if not exact_rows then of_tile = nil end
-    local sides = one_sided(of_tile or mask)
+    local sides, whole = one_sided(of_tile or mask), one_sided(mask)
     return {
         mask = mask ~= nil, score = score ~= nil, walk = walk.kind, bounds = bounds ~= nil, num_spans = spans and #spans,
         listed = mask ~= nil and (walk.kind == "classify" or #spans > 1), exact_rows = exact_rows, even = is_even(mask),
         of_batch = reads "b", of_head = of_head, of_head_kv = not of_head and reads "hkv",
         of_tile = of_tile or mask, row_terms = #sides.rows > 0, column_terms = #sides.columns > 0,
+        whole = {rows = #whole.rows > 0, columns = #whole.columns > 0},
         capped = score ~= nil and units.cap(score) ~= nil, one_tanh = score ~= nil and only_tanh(units.of(score)) ~= nil,
         at_diagonal = is_made_of_positions(score),
     }
@@ -957,11 +1115,15 @@ function functions.text(problem, language, wanted)
     local function add_visible()
         list[#list + 1] = element_function(unit, "Whether query q sees key k: ", "bool visible", ELEMENT, problem.mask, false)
     end
-    if problem.mask and not only_classes then add_visible() end
     local uses = functions.uses(problem)
-    if problem.mask and wanted and wanted.sides and (uses.bounds or not uses.exact_rows) then -- else spans tell of each element
-        for _, text in ipairs(tile_mask_functions(unit, uses.of_tile)) do list[#list + 1] = text end
+    local of_sides = wanted and wanted.sides and uses.of_tile
+    if of_sides and wanted.whole then
+        of_sides = (uses.whole.rows or uses.whole.columns) and problem.mask
+    elseif not uses.bounds and uses.exact_rows then
+        of_sides = nil -- spans tell of each element
     end
+    if problem.mask and not only_classes and not (of_sides and wanted.whole) then add_visible() end
+    for _, text in ipairs(of_sides and tile_mask_functions(unit, of_sides, wanted.sides) or {}) do list[#list + 1] = text end
     if problem.score and not only_classes then
         if wanted and wanted.units then
             for _, text in ipairs(tile_score_functions(unit, problem.score)) do list[#list + 1] = text end
@@ -991,7 +1153,11 @@ function functions.text(problem, language, wanted)
             list[#list + 1] = element_function(unit, "Whether query q sees key k by what is made of blocks: ", "bool visible_by_blocks", ELEMENT, part, false)
             return "visible_by_blocks"
         end
-        local text = tile_class_function(unit, rest or problem.mask, (not wanted or wanted.arrays) and ranges, seen)
+        local reads = wanted and wanted.reads and class_reads(rest or problem.mask)
+        for _, side in ipairs {"queries", "keys"} do
+            if reads and #reads[side] > 0 then list[#list + 1] = reads_function(unit, side, reads[side]) end
+        end
+        local text = tile_class_function(unit, rest or problem.mask, (not wanted or wanted.arrays) and ranges, seen, reads)
         list[#list + 1] = text
     end
     local arrays = array_functions(unit, problem, nodes, ranges, table.concat(list, "\n"))

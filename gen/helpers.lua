@@ -264,6 +264,16 @@ Span span(long long lo, long long hi) {
     return result;
 }]]},
 
+    {"i32_span", {}, nil, [[
+Span i32_span(int lo, int hi) {
+    Span result = {1, 0};
+    if (lo <= hi) {
+        result.lo = lo;
+        result.hi = hi;
+    }
+    return result;
+}]]},
+
     -- intervals of i32, in 64 bits
     {"Iv", {}, nil, type = "typedef struct Iv {  // an i32 lies in lo .. hi\n    long long lo, hi;\n} Iv;"},
     {"iv", {"Iv"}, nil, "Iv iv(long long lo, long long hi) {\n    Iv x = {lo, hi};\n    return x;\n}"},

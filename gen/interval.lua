@@ -161,7 +161,8 @@ end
   backend.const(lo, hi)   an i32 interval
   backend.var(name)       the interval of q, k, row, col, or of another variable
   backend.point(node)     interval or class of a uniform node, nil where its value is unknown
-  backend.load(node, indices)  interval of what a load reads for a box of indices; missing: it may be anything ]]
+  backend.load(node, indices)  interval of what a load reads for a box of indices; missing: it may be anything
+  backend.read(node)      the same where it is known already, else nil; may be missing ]]
 
 local Describe = {}
 Describe.__index = Describe
@@ -257,7 +258,8 @@ end
 
 -- Interval of what a load of integers or bools finds over the tile, if the backend looks.
 function Describe:loaded(node)
-    if not self.backend.load then return nil end
+    local found = self.backend.read and self.backend.read(node)
+    if found or not self.backend.load then return found end
     local indices = {}
     for i, index in ipairs(node.args) do indices[i] = self:int(index) end
     return self.backend.load(node, indices)

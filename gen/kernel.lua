@@ -111,7 +111,12 @@ end
 -- The classes of the tiles of a mask that is more than one span of keys are found once, by kernels that run before, for all heads
 -- and batches that see alike; `walks` of the kernel that reads them says what its tiles are.
 local CLASS_CHUNK = 128 -- classes of tiles, a byte each, that a reader takes at once: rows are multiples of it
-local CLASS_THREADS, ORDER_THREADS = 512, 1024
+local CLASS_GROUP = 8 -- tiles of its own side that a block has at once, at most
+
+-- Threads of a block that finds classes, blocks of a multiprocessor that share out the tiles, those of them that have to fit at once
+-- (with more the compiler spills), and threads that share what a tile reads. Where the walked side reads arrays, few blocks read
+-- them, all threads at once; else many wait less for one element each.
+local CLASS_BLOCKS = {reads = {threads = 512, blocks = 1, fit = 1, lanes = 4}, plain = {threads = 256, blocks = 4, fit = 2, lanes = 1}}
 
 -- How many masks differ: {batches, heads}.
 local function masks_of(uses)
@@ -134,43 +139,36 @@ local function class_regions(problem, target, walks)
     return append(list, {
         {name = "order", place = "order_" .. of, type = "int", bytes = 8, prepared = true, dims = {masks[1], masks[2], rows},
          doc = ("[%s, %s, 2, tiles] those that visit most first, then how many each visits"):format(masks[1], masks[2])},
-        {name = "loads", place = "loads_" .. of, type = "int", bytes = 8, prepared = true, dims = {masks[1], masks[2]},
-         doc = ("[%s, %s, 2] how many the first in the order visits, and all together"):format(masks[1], masks[2])},
+        {name = "loads", place = "loads_" .. of, type = "int", bytes = 16, prepared = true, dims = {masks[1], masks[2]},
+         doc = ("[%s, %s, 4] how many the first in the order visits, and all together; then a word, see count_begin"):format(masks[1], masks[2])},
     })
 end
 
--- The kernels that make them.
-local function class_kernels(problem, of)
+-- The kernel that makes them.
+local function class_kernel(problem, of)
     local uses, walks = functions.uses(problem), of.walks
     local batch, heads = table.unpack(masks_of(uses))
-    local seq = walks.over == "keys" and "seq_q" or "seq_k"
-    local lanes = walks.parts == 3 and 4 or walks.parts
-    local sizes = {
-        {walks.over == "keys" and "tile_q" or "tile_k", walks.own, ("%s of a tile"):format(walks.over == "keys" and "queries" or "keys")},
-        {walks.over == "keys" and "tile_k" or "tile_q", walks.other, ("%s of a tile"):format(walks.over)},
-        {"class_chunk", CLASS_CHUNK, "bytes: rows are multiples of it"},
-    }
-    local function constants(...)
-        local list = table.move(sizes, 1, #sizes, 1, {})
-        for _, row in ipairs {...} do list[#list + 1] = row end
-        return list
-    end
+    local over_keys = walks.over == "keys"
+    local reads = uses.walk == "range" and {queries = {}, keys = {}} or functions.reads(problem, of.calls.bounds)
+    local blocks = #reads[walks.over] > 0 and CLASS_BLOCKS.reads or CLASS_BLOCKS.plain
+    local lanes = math.max(walks.parts == 3 and 4 or walks.parts, blocks.lanes)
     return {
-        {
-            name = of.name .. "_classes", template = "lists/classes.cu", title = "classes of tiles under the mask, and how many are visited",
-            threads = CLASS_THREADS, calls = {only = "classes", classes = true, arrays = true, bounds = of.calls.bounds, [walks.over] = true}, walks = walks,
-            constants = constants({"parts", walks.parts, "of a tile's own rows, each with a class of its own"},
-                                  {"part_rows", walks.own // walks.parts, "rows of a part"},
-                                  {"lanes", lanes, "threads that find the classes of one tile"},
-                                  {"threads", CLASS_THREADS, "threads of a block"}),
-            shared = {}, phases = {"classes of a row of tiles"}, grid = {batch = batch, heads = heads, seq = seq, rows = walks.own},
+        name = of.name .. "_classes", template = "lists/classes.cu", title = "classes of tiles under the mask, and the order in which they are taken",
+        threads = blocks.threads, calls = {only = "classes", classes = true, arrays = true, reads = true, bounds = of.calls.bounds, [walks.over] = true},
+        walks = walks, reads = {queries = #reads.queries > 0, keys = #reads.keys > 0}, prepares = true, needs = of.needs,
+        constants = {
+            {over_keys and "tile_q" or "tile_k", walks.own, ("%s of a tile"):format(over_keys and "queries" or "keys")},
+            {over_keys and "tile_k" or "tile_q", walks.other, ("%s of a tile"):format(walks.over)},
+            {"class_chunk", CLASS_CHUNK, "bytes: rows are multiples of it"},
+            {"parts", walks.parts, "of a tile's own rows, each with a class of its own"},
+            {"part_rows", walks.own // walks.parts, "rows of a part"},
+            {"lanes", lanes, "threads that find the classes of one tile"},
+            {"threads", blocks.threads, "threads of a block"},
+            {"fit", blocks.fit, "blocks of a multiprocessor, at least"},
+            {"most_own", CLASS_GROUP, "tiles of its own side that a block has at once"},
         },
-        not uses.even and {
-            name = of.name .. "_order", template = "lists/order.cu", title = "tiles in the order in which they are taken",
-            threads = ORDER_THREADS, calls = {only = "classes"}, walks = walks,
-            constants = constants({"threads", ORDER_THREADS, "threads of a block"}),
-            shared = {}, phases = {"how many tiles visit about as many", "places"}, grid = {batch = batch, heads = heads, seq = seq, rows = 1 << 30},
-        } or nil,
+        shared = {}, phases = {"work, and what its own tiles read", "classes", not uses.even and "order" or nil},
+        grid = {batch = batch, heads = heads, seq = over_keys and "seq_q" or "seq_k", rows = walks.own, persistent = blocks.blocks},
     }
 end
 
@@ -245,7 +243,7 @@ function mma.forward(problem, s)
     local d, dv = head_dims(problem)
     local rows_per_warp = s.tile_q // s.warps
     return {
-        name = "forward", template = "mma/forward.cu", calls = {keys = true}, title = "O = softmax(S) V, LSE = ln(sum exp S)",
+        name = "forward", template = "mma/forward.cu", calls = {keys = true, sides = "columns", whole = true}, title = "O = softmax(S) V, LSE = ln(sum exp S)",
         threads = 32 * s.warps, blocks_per_sm = s.blocks,
         constants = append(append(mma_constants(problem, s), {
             {"row_tiles", rows_per_warp // 16, "16-row mma tiles of a warp"},
@@ -299,7 +297,7 @@ function mma.backward_dkv(problem, s)
     local key_warps = s.warps // s.split
     local query_warps = math.min(s.warps, s.tile_q // s.rows)
     return {
-        name = "backward_dkv", template = "mma/backward_dkv.cu", calls = {queries = true, slope = true},
+        name = "backward_dkv", template = "mma/backward_dkv.cu", calls = {queries = true, slope = true, sides = "rows", whole = true},
         title = problem.deterministic and "dV = P^T dO, dK = scale dS^T Q"
             or "dV = P^T dO, dK = scale dS^T Q, dQ sum += dS K",
         threads = 32 * s.warps, blocks_per_sm = s.blocks,
@@ -329,7 +327,7 @@ end
 function mma.backward_dq(problem, s)
     local d, dv = head_dims(problem)
     return {
-        name = "backward_dq", template = "mma/backward_dq.cu", calls = {keys = true, slope = true}, title = "dQ = scale dS K, in the order of keys",
+        name = "backward_dq", template = "mma/backward_dq.cu", calls = {keys = true, slope = true, sides = "columns", whole = true}, title = "dQ = scale dS K, in the order of keys",
         threads = 32 * s.dq_warps, blocks_per_sm = 8 // s.dq_warps,
         constants = append({
             {"dim_qk", problem.d, "head dim of q and k"},
@@ -465,7 +463,7 @@ function hopper.forward(problem, s)
     local registers = kernel.hopper_registers(problem, s)
     local bytes = hopper_bytes(problem, s)
     return {
-        name = "forward", template = "hopper/forward.cu", calls = {keys = true, bounds = true, units = true, sides = true}, title = "O = softmax(S) V, LSE = ln(sum exp S)",
+        name = "forward", template = "hopper/forward.cu", calls = {keys = true, bounds = true, units = true, sides = "columns"}, title = "O = softmax(S) V, LSE = ln(sum exp S)",
         threads = WARPGROUP * (1 + s.tile_q // 64),
         constants = {
             {"depth_qk", d, "head dim of q and k rounded up to one wgmma"},
@@ -805,16 +803,16 @@ function kernel.list(problem, pass, target, s)
     for _, make in ipairs(LISTS[target][pass](problem)) do
         local k = make(problem, s)
         local workspace = pass == "backward" and backward_workspace(problem, target, s) or {}
-        if k.grid.persistent and (pass == "backward" or listed and not functions.uses(problem).even) then
+        if k.grid.persistent and pass == "backward" then
             workspace[#workspace + 1] = {name = "taken", type = "unsigned", bytes = 4, dims = {}, clear = true,
                                          doc = "works that blocks have taken beside their first; a launch begins with 0"}
+        elseif k.grid.persistent and listed and not functions.uses(problem).even then
+            workspace[#workspace + 1] = {name = "taken", type = "unsigned long long", bytes = 8, dims = {},
+                                         doc = "works that blocks have taken beside their first, see count_begin"}
         end
         if listed and k.walks then
             local regions = class_regions(problem, target, k.walks)
-            for _, before in ipairs(class_kernels(problem, k)) do
-                before.prepares, before.needs = true, k.needs
-                add(before, regions)
-            end
+            add(class_kernel(problem, k), regions)
             k.listed = true
             if target == "mma" or pass == "backward" then k.calls.keys, k.calls.queries = nil, nil end
             append(k.constants, {{"class_chunk", CLASS_CHUNK, "bytes: rows of classes are multiples of it"}})

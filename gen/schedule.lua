@@ -346,10 +346,11 @@ local function hopper_backward_cost(problem, s)
 end
 
 -- What was the best of a sweep on an H200, in bursts and sustained, for head dims that many have: {most keys that a query
--- sees, schedule}, without mask, with one, where queries see half of the keys or fewer, that as several spans of keys, and where a second
--- set of P did not pay: beside the exponentials of a capped score. Kernels with two sets
+-- sees, schedule}, without mask, with one, where it is classified (warpgroups whose tiles are partial in turn wait for turns), where
+-- queries see half of the keys or fewer, that as several spans of keys, and where a second set of P did not pay: beside the
+-- exponentials of a capped score. Kernels with two sets
 -- of P take half as long again to compile, so a gain of a hundredth does not count for them.
--- Sources: bench/results/h200-hopper-schedules.csv, h200-forms.csv.
+-- Sources: bench/results/h200-hopper-schedules.csv, h200-forms.csv, of classified masks the table of docs/design.md section 8.
 local FAST_64 = "tile=256x64 stages=6 q_buffers=2 q_registers=0 p_sets=1 ping_pong=1"
 local FAST_128 = "tile=128x128 stages=2 q_buffers=1 q_registers=1 p_sets=1 ping_pong=1"
 local TWO_SETS_128 = "tile=128x128 stages=2 q_buffers=2 q_registers=0 p_sets=2 ping_pong=1"
@@ -363,6 +364,7 @@ local HOPPER_MEASURED = {
     [64] = {
         full = {{4096, FAST_64}, {math.huge, "tile=192x128 stages=4 q_buffers=2 q_registers=0 p_sets=1 ping_pong=1"}},
         masked = {{math.huge, FAST_64}},
+        classified = {{math.huge, "tile=256x64 stages=6 q_buffers=2 q_registers=0 p_sets=1 ping_pong=0"}},
         narrow_spans = {{math.huge, "tile=192x64 stages=6 q_buffers=1 q_registers=1 p_sets=2 ping_pong=1"}},
     },
     [128] = {
@@ -405,7 +407,8 @@ local function measured(problem, pass, target, lengths)
     local narrow = problem.mask and uses.walk == "range" and 2 * lengths.seen <= lengths.seq_k
         and (rows.narrow or uses.listed and rows.narrow_spans)
     local one_set = uses.capped and rows.one_set
-    for _, row in ipairs(narrow or one_set or problem.mask and rows.masked or rows.full) do
+    local classified = uses.walk == "classify" and rows.classified
+    for _, row in ipairs(narrow or one_set or classified or problem.mask and rows.masked or rows.full) do
         if lengths.seen <= row[1] then return row[2] end
     end
 end

@@ -316,7 +316,7 @@ static loom_status make_workspace(loom__rig *rig, loom_pass pass, loom_args *arg
         LOOM_TRY(rig->context, make_poisoned(rig, bytes, &rig->prepared, error));
         args->prepared = bytes ? rig->prepared.device : NULL;
         args->prepared_bytes = bytes;
-        if (bytes)
+        for (int i = 0; bytes && i < 2; i++) /* on poison, and on what the first has left */
             LOOM_TRY(rig->context,
                      loom_prepare(rig->plan, args, loom__device_memory_stream(rig->memory), error));
     }

@@ -21,6 +21,7 @@ struct loom__device_memory {
     loom__cuda_handle stream;   /* NULL: the default one */
     int capture_mode;           /* of the thread, before it was set apart */
     block *blocks;
+    size_t held;                                             /* bytes of the blocks */
     loom__cuda_handle events[LOOM__DEVICE_MEMORY_MAX_MARKS]; /* NULL until used */
     double moments[LOOM__DEVICE_MEMORY_MAX_MARKS];
 };
@@ -101,9 +102,12 @@ loom_status loom__device_memory_alloc(loom__device_memory *memory, size_t bytes,
     }
     made->next = memory->blocks;
     memory->blocks = made;
+    memory->held += rounded;
     *data = made->data;
     return LOOM_OK;
 }
+
+size_t loom__device_memory_held(const loom__device_memory *memory) { return memory->held; }
 
 loom_status loom__device_memory_upload(loom__device_memory *memory, void *to, const void *from, size_t bytes,
                                        loom_error *error) {

@@ -24,6 +24,9 @@ void *loom__device_memory_stream(const loom__device_memory *memory);
 loom_status loom__device_memory_alloc(loom__device_memory *memory, size_t bytes, void **data,
                                       loom_error *error);
 
+/* Bytes of all of it: none is freed before close, so this is the most there was at once. */
+size_t loom__device_memory_held(const loom__device_memory *memory);
+
 loom_status loom__device_memory_upload(loom__device_memory *memory, void *to, const void *from, size_t bytes,
                                        loom_error *error);
 loom_status loom__device_memory_download(loom__device_memory *memory, void *to, const void *from,

@@ -1096,6 +1096,13 @@ static void schedules_are_swept(void **state) {
     expect_text(got.err, "--prepared takes neither");
     got = expect(RUN("bench", "fp32 d=8 mask={longformer(9, 2)}", "--device", "host", "--prepared"), 0);
     assert_null(strstr(got.out, "prepare,")); /* the host has nothing to prepare */
+    got = expect(RUN("bench", PROBLEM, "--memory", "--cold"), 2);
+    expect_text(got.err, "--memory takes neither");
+    got = expect(RUN("bench", "fp32 d=8 mask={longformer(9, 2)}", "--device", "host", "--memory", "--shape",
+                     "batch=1 heads=1 seq=1000"),
+                 0);
+    /* q, k, v and o of 32256 bytes, lse of 4096 */
+    expect_text(got.err, "bench: seq=1000:1000: 133120 bytes of the device, 0 of them workspace, 0 prepared");
     got = expect(RUN("compile", PROBLEM, "--schedules", "all", "-o", "x"), 2);
     expect_text(got.err, "--schedules takes neither");
     got =

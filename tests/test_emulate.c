@@ -195,10 +195,10 @@ static int d_launch(loom__cuda_handle function, unsigned grid_x, unsigned grid_y
     module *m = function;
     (void)grid_y, (void)grid_z, (void)block_y, (void)block_z, (void)stream, (void)extra;
     const bool forward = !emulator.walks && strcmp(m->symbol, "attnloom_forward") == 0;
-    const bool persistent = forward || (!emulator.walks && strcmp(m->symbol, "attnloom_backward_dkv") == 0);
-    if (emulator.walks && !strstr(m->text, "int walk_next(") && !strstr(m->symbol, "_classes") &&
-        !strstr(m->symbol, "_order"))
-        return 0;
+    const bool classes = strstr(m->symbol, "_classes") != NULL;
+    const bool persistent =
+        classes || forward || (!emulator.walks && strcmp(m->symbol, "attnloom_backward_dkv") == 0);
+    if (emulator.walks && !strstr(m->text, "int walk_next(") && !classes) return 0;
     if (!m->kernel) compile(m);
     const emu_launch launch = {.kernel = m->kernel,
                                .args = parameters[0],
@@ -811,6 +811,11 @@ static void mma_visits_what_is_seen(void **state) {
         {"bf16 d=64 mask={q / 64 % 3 != k / 64 | q - k < 9 & h < 2} backward", false},
         {"bf16 d=64 mask={(b + k / 64) % 3 != 1} backward", true},
         {"bf16 d=64 mask={causal & ids[q] == ids[k]} params={ids: i32[seq_k]} backward deterministic", false},
+        {"bf16 d=64 mask={near[1, b, col] <= near[0, b, row] + 3} params={near: i64[2, batch, seq_k]} "
+         "backward",
+         false},
+        {"bf16 d=64 mask={some[k, h] | some[q, 0] & q > k} params={some: bool[seq_k, heads_q]} backward",
+         false},
         {"bf16 d=64 mask={blk[b, hkv, row / 64, col / 32]} params={blk: bool[batch, heads_kv, "
          "ceil(seq_q/64), ceil(seq_k/32)]} backward",
          true},
@@ -839,7 +844,7 @@ static void mma_visits_what_is_seen(void **state) {
             assert_int_equal(sscanf(strstr(backward, "dq_tile_k="), "dq_tile_k=%d", &dq_tile_k), 1);
         }
         for (size_t j = 0; j < COUNT(SHAPES); j++) {
-            const run r = {.shape = SHAPES[j], .blocks = 1, .seed = j + 1};
+            const run r = {.shape = SHAPES[j], .blocks = 1 + j % 3, .seed = j + 1};
             loom__rig *rig = rig_of(plan, &r, LOOM_DEFAULT_START);
             for (loom_pass pass = LOOM_FORWARD; pass <= LOOM_BACKWARD; pass++) {
                 rig->options.prepared = j % 2 == 1;
@@ -960,9 +965,10 @@ static void rows_keep_their_bits_beside_others(void **state) {
 
 /* -- Faults ------------------------------------------------------------------------------------------- */
 
-#define ALONE    "bf16 d=128 mask={k % 50 != 9 & k <= q} backward deterministic"
-#define WIDE     "bf16 d=144 mask={k % 50 != 9 & k <= q} backward"
-#define BACKWARD "bf16 d=64 mask={k % 50 != 9 & k <= q} backward"
+#define DOCUMENTS "bf16 d=64 mask={document(ids)} params={ids: i32[seq_k]}"
+#define ALONE     "bf16 d=128 mask={k % 50 != 9 & k <= q} backward deterministic"
+#define WIDE      "bf16 d=144 mask={k % 50 != 9 & k <= q} backward"
+#define BACKWARD  "bf16 d=64 mask={k % 50 != 9 & k <= q} backward"
 static const struct {
     const char *what, *from, *to;
     const char *problem; /* NULL: a causal mask; of a backward, its kernel is the one */
@@ -996,6 +1002,7 @@ static const struct {
     {"two sets of P are one", "full_tile(o, p_other, p, ", "full_tile(o, p, p, ", NULL},
     {"tanh of what is not near 0 is taken as if it were", "bits >= cap->limit", "bits == 1",
      "bf16 d=64 score={softcap(3)}"},
+    {"what a column is comes from another one", "terms->columns[of_k / 32]", "terms->columns[0]", DOCUMENTS},
     {"queries of the backward are overwritten while they are read",
      "barrier_wait(bar_q_empty(smem, stage.index), stage.parity);", "", BACKWARD},
     {"dO is overwritten while it is read", "barrier_wait(bar_dout_empty(smem, stage.index), stage.parity);",

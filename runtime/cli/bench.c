@@ -49,6 +49,10 @@ static const loom__cli_option OPTIONS[] = {
      "what launches make of the mask is made once before they are timed; that is timed too, in rows of pass "
      "prepare, where the mask "
      "needs it"},
+    {"--memory", NULL, LOOM__CLI_FLAG, offsetof(loom__cli_bench_values, memory),
+     "says on stderr how many bytes of the device each cell took in all: tensors, params, workspace, and "
+     "what "
+     "is prepared"},
     {"--launch-cost", NULL, LOOM__CLI_FLAG, offsetof(loom__cli_bench_values, launch_cost),
      "instead: CPU time of a launch through the library beside a bare cuLaunchKernel of the same kernels "
      "(us)"},
@@ -297,6 +301,12 @@ static loom_status bench_cell(const loom__cli_bench_values *values, loom_context
             status = sweep ? sweep_pass(values, context, desc, &cell, (loom_pass)pass, fine, error)
                            : bench_pass(values, &cell, pass, NULL, error);
     }
+    if (!status && values->memory) {
+        const loom_shape *s = &cell.shape;
+        loom__cli_say("bench: seq=%lld:%lld: %zu bytes of the device, %zu of them workspace, %zu prepared",
+                      (long long)s->seq_q, (long long)s->seq_k, loom__device_memory_held(cell.memory),
+                      cell.args.workspace_bytes, cell.args.prepared_bytes);
+    }
     loom__cli_cell_close(&cell);
     return status;
 }
@@ -385,8 +395,9 @@ int loom__cli_bench(int argc, char **argv) {
         loom__cli_say("bench: --cold, --launch-cost and --pack take a PROBLEM");
         return LOOM__CLI_USAGE;
     }
-    if (values.prepared && num_others) {
-        loom__cli_say("bench: --prepared takes neither --cold, --launch-cost nor --pack");
+    if ((values.prepared || values.memory) && num_others) {
+        loom__cli_say("bench: %s takes neither --cold, --launch-cost nor --pack",
+                      values.prepared ? "--prepared" : "--memory");
         return LOOM__CLI_USAGE;
     }
     if (values.common.most_schedules && (num_others || values.common.schedule || values.prepared)) {

@@ -14,7 +14,7 @@ typedef struct loom__cli_bench_values {
     loom__cli_wholes hdims, seqlens;
     loom__cli_texts params;
     const char *pack; /* a file */
-    bool launch_cost, cold, prepared;
+    bool launch_cost, cold, prepared, memory;
 } loom__cli_bench_values;
 
 typedef struct loom__cli_cell {

@@ -131,6 +131,7 @@ static __device__ __forceinline__ void push_plan(unsigned smem, Plan *plans, uns
 //@ local dealt = listed and not even
 //@ if dealt then
     const Lists lists = lists_of(args);
+    const unsigned long long was_taken = *(volatile unsigned long long *)args->taken;  // nobody waits for it here
 //@ elseif not even then
     const Rounds rounds = rounds_of(args, keys_seen(args));
 //@ else
@@ -140,7 +141,7 @@ static __device__ __forceinline__ void push_plan(unsigned smem, Plan *plans, uns
     int nth = 0;
 //@ if dealt then
     Work found;
-    for (unsigned place = blockIdx.x; work_of(args, &lists, place, &found); place = next_place(args)) {
+    for (unsigned place = blockIdx.x; work_of(args, &lists, place, &found); place = next_place(args, &lists)) {
 //@ else
     for (int round = 0; round < rounds.count; ++round) {
         Work found;
@@ -167,6 +168,9 @@ static __device__ __forceinline__ void push_plan(unsigned smem, Plan *plans, uns
             first = 0;
             visit = next;
         } while (visit.tile >= 0);
+//@ if dealt then
+        if (nth == 0 && leader) count_begin(args->taken, was_taken, lists.heads * lists.tiles);
+//@ end
         ++nth;
     }
     if (leader) push_plan(smem, plans, count, -1, 0, -1);
@@ -385,31 +389,56 @@ static __device__ __forceinline__ void finish_pv(float (&o)[depth_v / 2], const 
     if (threadIdx.x % 32 == 0) barrier_arrive(bar_v_empty(consumer->smem, stage.index));
 }
 
-//@ if not exact_rows or bounds then
+//@ local asks_elements = has_mask and (not exact_rows or bounds)
+//@ local terms = asks_elements and (row_terms or column_terms)
+//@ if asks_elements then
+//@ if terms then
+// What the mask makes of the rows and columns of a tile. A column's terms are made by one lane, while S is computed.
+typedef struct SideTerms {
+//@ if row_terms then
+    RowTerms rows[2];  // of this thread's
+//@ end
+//@ if column_terms then
+    ColumnTerms columns[(tile_k + 31) / 32];  // the lane-th of the tile, and every 32nd from there
+//@ end
+} SideTerms;
+
+// `first` is the tile's first column.
+static __device__ __forceinline__ SideTerms side_terms(const LoomArgs *args, const Work *work, int row, int first) {
+    SideTerms terms;
+//@ if row_terms then
+    terms.rows[0] = row_terms(args, work, work->q_start + row);
+    terms.rows[1] = row_terms(args, work, work->q_start + row + 8);
+//@ end
+//@ if column_terms then
+#pragma unroll
+    for (int i = 0; i < (tile_k + 31) / 32; ++i) terms.columns[i] = column_terms(args, work, work->k_start + first + 32 * i + (int)threadIdx.x % 32);
+//@ end
+    return terms;
+}
+
+//@ end
 //@ if exact_rows then
 // Sets what the mask hides of a partial tile, beside the ends of the rows' spans, to -inf. row and column are those of this
 // thread's first element.
 //@ else
 // Sets what is not seen of a partial tile to -inf. row and column are those of this thread's first element.
 //@ end
-static __device__ __forceinline__ void hide_by_mask(float (&s)[tile_k / 2], const LoomArgs *args, const Work *work, int row, int column) {
+//@ text("static __device__ __forceinline__ void hide_by_mask(float (&s)[tile_k / 2], const LoomArgs *args, const Work *work, int row, int column" .. (terms and ", const SideTerms *terms" or "") .. ") {")
     const int q = work->q_start + row, k = work->k_start + column;
 //@ if not exact_rows then
     const int end = work->seq_k - column;
 //@ end
-//@ if row_terms then
-    const RowTerms rows[2] = {row_terms(args, work, q), row_terms(args, work, q + 8)};
-//@ end
-//@ local terms = (row_terms and "&rows[half], " or "") .. (column_terms and "&columns, " or "")
+//@ local of_element = (row_terms and "&terms->rows[half], " or "") .. (column_terms and "&columns, " or "")
 #pragma unroll
     for (int i = 0; i < tile_k / 4; ++i) {
         const int of_k = i / 2 * 8 + i % 2;
 //@ if column_terms then
-        const ColumnTerms columns = column_terms(args, work, k + of_k);
+        const ColumnTerms columns = terms_of_lane(terms->columns[of_k / 32], of_k % 32 + threadIdx.x % 4 * 2);
 //@ end
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            //@ text("const bool seen = " .. (exact_rows and "" or "of_k < end & ") .. "visible_of(args, work, " .. terms .. "q + 8 * half, k + of_k);")
+            //@ text("const bool seen = " .. (exact_rows and "" or "of_k < end & ") .. "visible_of(args, work, " .. of_element .. "q + 8 * half, k + of_k);")
             if (!seen) s[i / 2 * 4 + 2 * half + i % 2] = __int_as_float(0xff800000);
         }
     }
@@ -442,13 +471,16 @@ static __device__ __forceinline__ bool keys_of_row(const LoomArgs *args, const W
 //@ end
 }
 
-// The same for rows that see one span of columns: compares with constants.
+// The same for rows that see one span of columns: compares with constants, with those ends that lie in the tile.
 static __device__ __forceinline__ void hide_by_span(float (&s)[tile_k / 2], const Span (&keys)[2], int column) {
     const bool from_first = __all_sync(~0u, keys[0].lo <= column && keys[1].lo <= column);
+    const bool to_last = __all_sync(~0u, keys[0].hi - column >= tile_k - 7 && keys[1].hi - column >= tile_k - 7);
+    if (!to_last) {
 #pragma unroll
-    for (int i = 0; i < tile_k / 2; ++i) {
-        const int k = i / 4 * 8 + i % 2;
-        if (k > keys[i / 2 % 2].hi - column) s[i] = __int_as_float(0xff800000);
+        for (int i = 0; i < tile_k / 2; ++i) {
+            const int k = i / 4 * 8 + i % 2;
+            if (k > keys[i / 2 % 2].hi - column) s[i] = __int_as_float(0xff800000);
+        }
     }
     if (from_first) return;
 #pragma unroll
@@ -659,15 +691,16 @@ static __device__ __forceinline__ void skip_tile(const Consumer *consumer, Stage
 }
 
 // Mask of a tile of class 1 or 3.
-static __device__ __forceinline__ void hide_unseen(float (&s)[tile_k / 2], const Consumer *consumer, const Work *work, int column, unsigned of_class) {
+//@ text("static __device__ __forceinline__ void hide_unseen(float (&s)[tile_k / 2], const Consumer *consumer, const Work *work, int column, unsigned of_class" .. (terms and ", const SideTerms *terms" or "") .. ") {")
+//@ local by_mask = "hide_by_mask(s, consumer->args, work, consumer->row, column" .. (terms and ", terms" or "") .. ");"
 //@ if not has_spans then
-    hide_by_mask(s, consumer->args, work, consumer->row, column);
+    //@ text(by_mask)
 //@ else
 //@     if bounds and exact_rows then
-    if (of_class == 1) hide_by_mask(s, consumer->args, work, consumer->row, column);
+    //@ text("if (of_class == 1) " .. by_mask)
 //@     elseif bounds then
     if (of_class == 1) {
-        hide_by_mask(s, consumer->args, work, consumer->row, column);
+        //@ text(by_mask)
         return;
     }
 //@     end
@@ -678,7 +711,7 @@ static __device__ __forceinline__ void hide_unseen(float (&s)[tile_k / 2], const
 //@     else
     const bool exact = keys_of_row(consumer->args, work, consumer->row, keys[0]) & keys_of_row(consumer->args, work, consumer->row + 8, keys[1]);
     if (!__all_sync(~0u, exact)) {
-        hide_by_mask(s, consumer->args, work, consumer->row, column);
+        //@ text(by_mask)
         return;
     }
 //@     end
@@ -734,6 +767,10 @@ static __device__ __forceinline__ void hide_unseen(float (&s)[tile_k / 2], const
 //@ if has_score and not capped then
     const int of_q = work->q_start + consumer->row, of_k = work->k_start + column;  // positions of this thread's first element
 //@ end
+//@ if alone and terms then
+    SideTerms terms;
+    //@ text("if (class_of(consumer, what) " .. (exact_rows and "==" or "&") .. " 1) terms = side_terms(consumer->args, work, consumer->row, tile * tile_k);")
+//@ end
 //@ if overlap then
     wgmma_wait<1>();
     if (threadIdx.x % 32 == 0) barrier_arrive(bar_k_empty(smem, stage.index));
@@ -765,7 +802,7 @@ static __device__ __forceinline__ void hide_unseen(float (&s)[tile_k / 2], const
 //@ end
     float part[2];
 //@ if alone then
-    if (class_of(consumer, what) & 1) hide_unseen(s, consumer, work, column, class_of(consumer, what));
+    //@ text("if (class_of(consumer, what) & 1) hide_unseen(s, consumer, work, column, class_of(consumer, what)" .. (terms and ", &terms" or "") .. ");")
     bool moves = __all_sync(~0u, rows->reference[0] == unset && rows->reference[1] == unset);  // of a work's first tile
     bool may_move[2] = {moves, moves};
 //@     if capped then

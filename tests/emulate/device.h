@@ -43,7 +43,16 @@ struct float4 { float x, y, z, w; };
 struct longlong2 { long long x, y; };
 struct uchar4 { unsigned char x, y, z, w; };
 template <class T> static inline T __ldg(const T *at) { return *at; }
+template <class T> static inline T __ldcg(const T *at) { return *at; }
+static inline void __threadfence() {}
 static inline int __ffs(int x) { return __builtin_ffs(x); }
+static inline int __popc(unsigned x) { return __builtin_popcount(x); }
+static inline unsigned long long atomicCAS(unsigned long long *at, unsigned long long wanted,
+                                           unsigned long long x) {
+    const unsigned long long before = *at;
+    if (before == wanted) *at = x;
+    return before;
+}
 static inline unsigned atomicExch(unsigned *at, unsigned x) {
     const unsigned before = *at;
     *at = x;

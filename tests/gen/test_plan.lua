@@ -44,7 +44,7 @@ function tests.each_kernel_gets_its_own_arguments()
             for i, field in ipairs(fields) do assert(k.args.rows[i].source == field.source and k.args.rows[i].offset == field.offset) end
             prepared = prepared + (k.prepares and 1 or 0)
         end
-        assert(prepared == 12) -- classes and order of forward, dkv and dq, in two variants
+        assert(prepared == 6) -- classes of forward, dkv and dq, in two variants
     end
 end
 
@@ -206,7 +206,7 @@ function tests.hopper_backward()
     end
     equal(of "bf16 d=128 causal", "backward_delta tma hopper sm_90a, backward_dkv tma hopper sm_90a, backward_convert tma hopper sm_90a")
     equal(of "fp16 d=16 mask={(q + k) % 3 != 0}", "backward_delta tma hopper sm_90a, backward_dkv_classes tma hopper sm_90a, "
-        .. "backward_dkv_order tma hopper sm_90a, backward_dkv tma hopper sm_90a, backward_convert tma hopper sm_90a")
+        .. "backward_dkv tma hopper sm_90a, backward_convert tma hopper sm_90a")
     equal(summary(must_plan {problem = "bf16 d=128 backward deterministic", target = "hopper", arch = "sm_90", alignment = 16}),
         "forward tma hopper sm_90a, backward_delta tma hopper sm_90a, backward_dkv tma hopper sm_90a, backward_dq tma hopper sm_90a")
     equal(of "bf16 d=192:128", "backward_delta tma hopper sm_90a, backward_dkv tma hopper sm_90a, backward_dq tma hopper sm_90a")

@@ -138,15 +138,15 @@ typedef struct Span {  // inclusive; empty when lo > hi
     int lo, hi;
 } Span;
 
-static __device__ __forceinline__ long long wide_min(long long a, long long b) {
+static __device__ __forceinline__ int i32_min(int a, int b) {
     return a < b ? a : b;
 }
 
-static __device__ __forceinline__ Span span(long long lo, long long hi) {
+static __device__ __forceinline__ Span i32_span(int lo, int hi) {
     Span result = {1, 0};
     if (lo <= hi) {
-        result.lo = (int)lo;
-        result.hi = (int)hi;
+        result.lo = lo;
+        result.hi = hi;
     }
     return result;
 }
@@ -161,10 +161,10 @@ static __device__ __forceinline__ bool visible(const LoomArgs *args, const Work 
 // Keys that some (outer) and that all (inner) of the queries q_lo..q_hi see.
 static __device__ __forceinline__ void visible_keys(const LoomArgs *args, const Work *work, int q_lo, int q_hi, Span outer[], Span inner[]) {
     (void)args;
-    const long long first = work->k_start, last = first + work->seq_k - 1;
+    const int first = work->k_start, last = first + work->seq_k - 1;
     // k <= q
-    outer[0] = span(first, wide_min(last, q_hi));
-    inner[0] = span(first, wide_min(last, q_lo));
+    outer[0] = i32_span(first, i32_min(last, q_hi));
+    inner[0] = i32_span(first, i32_min(last, q_lo));
 }
 
 // Barriers in shared memory that count arrivals and bytes; their phases alternate in parity.
@@ -804,13 +804,16 @@ static __device__ __forceinline__ void keys_of_row(const LoomArgs *args, const W
     }
 }
 
-// The same for rows that see one span of columns: compares with constants.
+// The same for rows that see one span of columns: compares with constants, with those ends that lie in the tile.
 static __device__ __forceinline__ void hide_by_span(float (&s)[tile_k / 2], const Span (&keys)[2], int column) {
     const bool from_first = __all_sync(~0u, keys[0].lo <= column && keys[1].lo <= column);
+    const bool to_last = __all_sync(~0u, keys[0].hi - column >= tile_k - 7 && keys[1].hi - column >= tile_k - 7);
+    if (!to_last) {
 #pragma unroll
-    for (int i = 0; i < tile_k / 2; ++i) {
-        const int k = i / 4 * 8 + i % 2;
-        if (k > keys[i / 2 % 2].hi - column) s[i] = __int_as_float(0xff800000);
+        for (int i = 0; i < tile_k / 2; ++i) {
+            const int k = i / 4 * 8 + i % 2;
+            if (k > keys[i / 2 % 2].hi - column) s[i] = __int_as_float(0xff800000);
+        }
     }
     if (from_first) return;
 #pragma unroll

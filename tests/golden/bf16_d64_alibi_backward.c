@@ -265,6 +265,10 @@ typedef struct Span {  // inclusive; empty when lo > hi
     int lo, hi;
 } Span;
 
+static inline int i32_max(int a, int b) {
+    return a > b ? a : b;
+}
+
 // a - b, wrapping.
 static inline int i32_sub(int a, int b) {
     return (int)((unsigned)a - (unsigned)b);
@@ -275,15 +279,11 @@ static inline int i32_abs(int a) {
     return a < 0 ? i32_sub(0, a) : a;
 }
 
-static inline long long wide_max(long long a, long long b) {
-    return a > b ? a : b;
-}
-
-static inline Span span(long long lo, long long hi) {
+static inline Span i32_span(int lo, int hi) {
     Span result = {1, 0};
     if (lo <= hi) {
-        result.lo = (int)lo;
-        result.hi = (int)hi;
+        result.lo = lo;
+        result.hi = hi;
     }
     return result;
 }
@@ -318,10 +318,10 @@ static inline float score_slope(const LoomArgs *args, const Work *work, int q, i
 // Queries that see some (outer) and that see all (inner) of the keys k_lo..k_hi.
 static inline void visible_queries(const LoomArgs *args, const Work *work, int k_lo, int k_hi, Span outer[], Span inner[]) {
     (void)args;
-    const long long first = work->q_start, last = first + work->seq_q - 1;
+    const int first = work->q_start, last = first + work->seq_q - 1;
     // k <= q
-    outer[0] = span(wide_max(first, k_lo), last);
-    inner[0] = span(wide_max(first, k_hi), last);
+    outer[0] = i32_span(i32_max(first, k_lo), last);
+    inner[0] = i32_span(i32_max(first, k_hi), last);
 }
 
 // Which tiles of queries the work visits, and which of them need no mask.
@@ -803,6 +803,10 @@ typedef struct Span {  // inclusive; empty when lo > hi
     int lo, hi;
 } Span;
 
+static inline int i32_min(int a, int b) {
+    return a < b ? a : b;
+}
+
 // a - b, wrapping.
 static inline int i32_sub(int a, int b) {
     return (int)((unsigned)a - (unsigned)b);
@@ -813,15 +817,11 @@ static inline int i32_abs(int a) {
     return a < 0 ? i32_sub(0, a) : a;
 }
 
-static inline long long wide_min(long long a, long long b) {
-    return a < b ? a : b;
-}
-
-static inline Span span(long long lo, long long hi) {
+static inline Span i32_span(int lo, int hi) {
     Span result = {1, 0};
     if (lo <= hi) {
-        result.lo = (int)lo;
-        result.hi = (int)hi;
+        result.lo = lo;
+        result.hi = hi;
     }
     return result;
 }
@@ -856,10 +856,10 @@ static inline float score_slope(const LoomArgs *args, const Work *work, int q, i
 // Keys that some (outer) and that all (inner) of the queries q_lo..q_hi see.
 static inline void visible_keys(const LoomArgs *args, const Work *work, int q_lo, int q_hi, Span outer[], Span inner[]) {
     (void)args;
-    const long long first = work->k_start, last = first + work->seq_k - 1;
+    const int first = work->k_start, last = first + work->seq_k - 1;
     // k <= q
-    outer[0] = span(first, wide_min(last, q_hi));
-    inner[0] = span(first, wide_min(last, q_lo));
+    outer[0] = i32_span(first, i32_min(last, q_hi));
+    inner[0] = i32_span(first, i32_min(last, q_lo));
 }
 
 // Which tiles of keys the work visits, and which of them need no mask.

@@ -100,15 +100,15 @@ typedef struct Span {  // inclusive; empty when lo > hi
     int lo, hi;
 } Span;
 
-static __device__ __forceinline__ long long wide_min(long long a, long long b) {
+static __device__ __forceinline__ int i32_min(int a, int b) {
     return a < b ? a : b;
 }
 
-static __device__ __forceinline__ Span span(long long lo, long long hi) {
+static __device__ __forceinline__ Span i32_span(int lo, int hi) {
     Span result = {1, 0};
     if (lo <= hi) {
-        result.lo = (int)lo;
-        result.hi = (int)hi;
+        result.lo = lo;
+        result.hi = hi;
     }
     return result;
 }
@@ -123,10 +123,10 @@ static __device__ __forceinline__ bool visible(const LoomArgs *args, const Work 
 // Keys that some (outer) and that all (inner) of the queries q_lo..q_hi see.
 static __device__ __forceinline__ void visible_keys(const LoomArgs *args, const Work *work, int q_lo, int q_hi, Span outer[], Span inner[]) {
     (void)args;
-    const long long first = work->k_start, last = first + work->seq_k - 1;
+    const int first = work->k_start, last = first + work->seq_k - 1;
     // k <= q
-    outer[0] = span(first, wide_min(last, q_hi));
-    inner[0] = span(first, wide_min(last, q_lo));
+    outer[0] = i32_span(first, i32_min(last, q_hi));
+    inner[0] = i32_span(first, i32_min(last, q_lo));
 }
 
 // Which tiles of keys the work visits, and which of them need no mask.

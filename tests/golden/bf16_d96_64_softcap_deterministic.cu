@@ -249,11 +249,11 @@ static __device__ __forceinline__ float fast_tanh(float x) {
     return 1.0f - 2.0f * y;
 }
 
-static __device__ __forceinline__ Span span(long long lo, long long hi) {
+static __device__ __forceinline__ Span i32_span(int lo, int hi) {
     Span result = {1, 0};
     if (lo <= hi) {
-        result.lo = (int)lo;
-        result.hi = (int)hi;
+        result.lo = lo;
+        result.hi = hi;
     }
     return result;
 }
@@ -282,10 +282,10 @@ static __device__ __forceinline__ void visible_queries(const LoomArgs *args, con
     (void)args;
     (void)k_lo;
     (void)k_hi;
-    const long long first = work->q_start, last = first + work->seq_q - 1;
+    const int first = work->q_start, last = first + work->seq_q - 1;
     // all
-    outer[0] = span(first, last);
-    inner[0] = span(first, last);
+    outer[0] = i32_span(first, last);
+    inner[0] = i32_span(first, last);
 }
 
 // Which tiles of queries the work visits, and which of them need no mask.
@@ -871,11 +871,11 @@ static __device__ __forceinline__ float fast_tanh(float x) {
     return 1.0f - 2.0f * y;
 }
 
-static __device__ __forceinline__ Span span(long long lo, long long hi) {
+static __device__ __forceinline__ Span i32_span(int lo, int hi) {
     Span result = {1, 0};
     if (lo <= hi) {
-        result.lo = (int)lo;
-        result.hi = (int)hi;
+        result.lo = lo;
+        result.hi = hi;
     }
     return result;
 }
@@ -904,10 +904,10 @@ static __device__ __forceinline__ void visible_keys(const LoomArgs *args, const 
     (void)args;
     (void)q_lo;
     (void)q_hi;
-    const long long first = work->k_start, last = first + work->seq_k - 1;
+    const int first = work->k_start, last = first + work->seq_k - 1;
     // all
-    outer[0] = span(first, last);
-    inner[0] = span(first, last);
+    outer[0] = i32_span(first, last);
+    inner[0] = i32_span(first, last);
 }
 
 // Which tiles of keys the work visits, and which of them need no mask.

@@ -263,19 +263,19 @@ typedef struct Span {  // inclusive; empty when lo > hi
     int lo, hi;
 } Span;
 
-static __device__ __forceinline__ long long wide_min(long long a, long long b) {
+static __device__ __forceinline__ int i32_min(int a, int b) {
     return a < b ? a : b;
 }
 
-static __device__ __forceinline__ long long wide_max(long long a, long long b) {
+static __device__ __forceinline__ int i32_max(int a, int b) {
     return a > b ? a : b;
 }
 
-static __device__ __forceinline__ Span span(long long lo, long long hi) {
+static __device__ __forceinline__ Span i32_span(int lo, int hi) {
     Span result = {1, 0};
     if (lo <= hi) {
-        result.lo = (int)lo;
-        result.hi = (int)hi;
+        result.lo = lo;
+        result.hi = hi;
     }
     return result;
 }
@@ -290,10 +290,10 @@ static __device__ __forceinline__ bool visible(const LoomArgs *args, const Work 
 // Queries that see some (outer) and that see all (inner) of the keys k_lo..k_hi.
 static __device__ __forceinline__ void visible_queries(const LoomArgs *args, const Work *work, int k_lo, int k_hi, Span outer[], Span inner[]) {
     (void)args;
-    const long long first = work->q_start, last = first + work->seq_q - 1;
+    const int first = work->q_start, last = first + work->seq_q - 1;
     // k <= q & q - k <= 255
-    outer[0] = span(wide_max(first, k_lo), wide_min(last, k_hi + 255));
-    inner[0] = span(wide_max(first, k_hi), wide_min(last, k_lo + 255));
+    outer[0] = i32_span(i32_max(first, k_lo), i32_min(last, k_hi + 255));
+    inner[0] = i32_span(i32_max(first, k_hi), i32_min(last, k_lo + 255));
 }
 
 // Which tiles of queries the work visits, and which of them need no mask.

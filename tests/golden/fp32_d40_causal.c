@@ -91,15 +91,15 @@ typedef struct Span {  // inclusive; empty when lo > hi
     int lo, hi;
 } Span;
 
-static inline long long wide_min(long long a, long long b) {
+static inline int i32_min(int a, int b) {
     return a < b ? a : b;
 }
 
-static inline Span span(long long lo, long long hi) {
+static inline Span i32_span(int lo, int hi) {
     Span result = {1, 0};
     if (lo <= hi) {
-        result.lo = (int)lo;
-        result.hi = (int)hi;
+        result.lo = lo;
+        result.hi = hi;
     }
     return result;
 }
@@ -114,10 +114,10 @@ static inline bool visible(const LoomArgs *args, const Work *work, int q, int k)
 // Keys that some (outer) and that all (inner) of the queries q_lo..q_hi see.
 static inline void visible_keys(const LoomArgs *args, const Work *work, int q_lo, int q_hi, Span outer[], Span inner[]) {
     (void)args;
-    const long long first = work->k_start, last = first + work->seq_k - 1;
+    const int first = work->k_start, last = first + work->seq_k - 1;
     // k <= q
-    outer[0] = span(first, wide_min(last, q_hi));
-    inner[0] = span(first, wide_min(last, q_lo));
+    outer[0] = i32_span(first, i32_min(last, q_hi));
+    inner[0] = i32_span(first, i32_min(last, q_lo));
 }
 
 // Which tiles of keys the work visits, and which of them need no mask.
