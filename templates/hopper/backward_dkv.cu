@@ -2,7 +2,8 @@
 //@ local two_tiles, two_chunks = c.tile_q == 128, c.chunks_qk == 2
 //@ local adds_dq = c.own_dq == 0  -- else it is made by hopper/backward_dq.cu
 //@ local finds_nonfinite = has_mask and adds_dq
-//@ local may_pass_first = has_mask and adds_dq and not listed and c.tile_q == 64
+//@ -- where tiles are no longer than the keys of a warpgroup, and registers suffice
+//@ local may_pass_first = has_mask and adds_dq and not listed and c.tile_q == 64 and c.loads_qk == 1 and c.loads_v == 1
 //@ text(header)
 
 //@ text(constants)
@@ -409,8 +410,6 @@ static __device__ __forceinline__ unsigned pass_first(const Consumer *consumer, 
     for (int i = 0; i < tile_q / 4; ++i) ds[i] = 0;
     store_ds(ds, consumer, buffer_of(nth));
     publish_shared();
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) barrier_arrive(bar_ds_full(smem, buffer_of(nth)));
     const Tile *tile = &consumer->tiles[at];
     const unsigned told[2] = {in_lane_0(&tile->what), in_lane_0(&tile->place)};
     before->nth = nth;
@@ -420,7 +419,9 @@ static __device__ __forceinline__ unsigned pass_first(const Consumer *consumer, 
     barrier_wait(bar_v_full(smem), consumer->parity);
     if (threadIdx.x % 32 == 0) barrier_arrive(bar_dout_empty(smem, at));
     wgmma_wait<0>();
-    note_nonfinite(s, consumer);
+    note_nonfinite(s, consumer);  // before dS is told to be there: who reads it may look
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) barrier_arrive(bar_ds_full(smem, buffer_of(nth)));
     release_queries(smem, at);
     stage_next(stage);
     return before->what;

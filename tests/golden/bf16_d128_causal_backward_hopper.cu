@@ -1104,8 +1104,6 @@ static __device__ __forceinline__ unsigned pass_first(const Consumer *consumer, 
     for (int i = 0; i < tile_q / 4; ++i) ds[i] = 0;
     store_ds(ds, consumer, buffer_of(nth));
     publish_shared();
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) barrier_arrive(bar_ds_full(smem, buffer_of(nth)));
     const Tile *tile = &consumer->tiles[at];
     const unsigned told[2] = {in_lane_0(&tile->what), in_lane_0(&tile->place)};
     before->nth = nth;
@@ -1115,7 +1113,9 @@ static __device__ __forceinline__ unsigned pass_first(const Consumer *consumer, 
     barrier_wait(bar_v_full(smem), consumer->parity);
     if (threadIdx.x % 32 == 0) barrier_arrive(bar_dout_empty(smem, at));
     wgmma_wait<0>();
-    note_nonfinite(s, consumer);
+    note_nonfinite(s, consumer);  // before dS is told to be there: who reads it may look
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) barrier_arrive(bar_ds_full(smem, buffer_of(nth)));
     release_queries(smem, at);
     stage_next(stage);
     return before->what;
