@@ -47,8 +47,8 @@ bool loom__cache_load(loom_context *context, const char *name, const char *key, 
  * bytes. */
 void loom__cache_store(loom_context *context, const char *name, const char *key, loom__arena *arena,
                        loom__entry *entry);
-/* Keys of the entries whose name has `part` in it, in the arena; those that cannot be read are left out. Their
- * kernels are not looked at. */
+/* Keys of the entries whose name has `part` in it, in the arena; those that cannot be read are left out.
+ * Their kernels are not looked at. */
 loom_status loom__cache_keys(loom_context *context, const char *part, loom__arena *arena,
                              const char *const **keys, int32_t *num_keys, loom_error *error);
 /* Removes an entry that turned out not to load. */

@@ -515,11 +515,10 @@ static loom_status launch_kernel(const loom_plan *plan, const loom__plan_kernel 
                                         stream,
                                         &overlap,
                                         1};
-    int result =
-        follows && kernel->overlaps && plan->driver->launch_with
-            ? plan->driver->launch_with(&config, kernel->module.function, parameters, NULL)
-            : plan->driver->launch(kernel->module.function, config.grid[0], 1, 1, config.block[0], 1, 1,
-                                   config.smem_bytes, stream, parameters, NULL);
+    int result = follows && kernel->overlaps && plan->driver->launch_with
+                     ? plan->driver->launch_with(&config, kernel->module.function, parameters, NULL)
+                     : plan->driver->launch(kernel->module.function, config.grid[0], 1, 1, config.block[0], 1,
+                                            1, config.smem_bytes, stream, parameters, NULL);
     return result ? loom__driver_check(plan->driver, result, kernel->facts.symbol, error) : LOOM_OK;
 }
 

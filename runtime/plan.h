@@ -130,8 +130,8 @@ typedef struct loom__construction loom__construction;
 enum { LOOM__PLAN_COMPILING, LOOM__PLAN_READY, LOOM__PLAN_FAILED };
 
 struct loom_plan {
-    /* What launches take: the plan itself, or one of these two, which are NULL without LOOM_STAND_IN. Such a plan
-     * has nothing else than these, context and arena. */
+    /* What launches take: the plan itself, or one of these two, which are NULL without LOOM_STAND_IN. Such a
+     * plan has nothing else than these, context and arena. */
     _Atomic(loom_plan *) serving;
     loom_plan *own, *stand_in;
     pthread_mutex_t upgrading;

@@ -1,5 +1,5 @@
-/* stand_in.h - plans with LOOM_STAND_IN: kernels that are there serve until the plan's own are compiled and the
- * caller asks for these.
+/* stand_in.h - plans with LOOM_STAND_IN: kernels that are there serve until the plan's own are compiled and
+ * the caller asks for these.
  *
  * Such a plan is two ordinary ones and a pointer to that of them which launches take (loom_plan.serving), so
  * that launches need no lock, and each of the two stays whole until the plan is destroyed. The stand-in is,

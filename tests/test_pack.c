@@ -176,8 +176,8 @@ static void test_records(void **state) {
             assert_string_equal(a->symbol, b->symbol);
             assert_true(same_text(a->arch, b->arch));
             assert_true(a->grid_rows == b->grid_rows && a->grid_persistent == b->grid_persistent);
-            assert_true(a->prepares == b->prepares && a->overlaps == b->overlaps && a->num_needs == b->num_needs &&
-                        a->num_regions == b->num_regions);
+            assert_true(a->prepares == b->prepares && a->overlaps == b->overlaps &&
+                        a->num_needs == b->num_needs && a->num_regions == b->num_regions);
             for (int32_t n = 0; n < a->num_needs; n++) assert_string_equal(a->needs[n], b->needs[n]);
             for (int32_t n = 0; n < a->num_regions; n++) {
                 assert_string_equal(a->regions[n].place, b->regions[n].place);

@@ -199,6 +199,20 @@ function tests.hopper_shares_kernels_of_mma()
     end)
 end
 
+-- Kernels of the hopper backward begin beside the end of the one before, the first excepted: what is before a launch has to end.
+function tests.kernels_that_overlap()
+    local function of(text, target)
+        local list = {}
+        for _, k in ipairs(must_plan({problem = text, target = target, arch = "sm_90", alignment = 16}).kernels) do
+            if k.overlaps then list[#list + 1] = k.name end
+        end
+        return table.concat(list, " ")
+    end
+    equal(of("bf16 d=128 causal backward", "hopper"), "backward_dkv backward_convert")
+    equal(of("bf16 d=128 causal backward deterministic", "hopper"), "backward_dkv backward_dq")
+    equal(of("bf16 d=128 causal backward", "mma"), "")
+end
+
 -- Where target hopper computes dQ beside dK and dV, and where by a kernel of its own.
 function tests.hopper_backward()
     local function of(text)
