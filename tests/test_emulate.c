@@ -247,6 +247,20 @@ static int d_encode(void *map, int type, unsigned rank, void *address, const uin
     return 0;
 }
 
+/* All streams are one: what is started has ended when the call returns. */
+static int d_stream(loom__cuda_handle *stream, unsigned flags) {
+    (void)flags;
+    *stream = (loom__cuda_handle)(uintptr_t)1;
+    return 0;
+}
+static int d_of_stream(loom__cuda_handle stream) { return !stream; }
+static int d_upload_async(loom__device_ptr to, const void *from, size_t bytes, loom__cuda_handle stream) {
+    return !stream || d_upload(to, from, bytes);
+}
+static int d_download_async(void *to, loom__device_ptr from, size_t bytes, loom__cuda_handle stream) {
+    return !stream || d_download(to, from, bytes);
+}
+
 static const loom__driver_api DRIVER = {.init = d_init,
                                         .driver_version = d_version,
                                         .device_count = d_count,
@@ -271,6 +285,11 @@ static const loom__driver_api DRIVER = {.init = d_init,
                                         .memory_upload = d_upload,
                                         .memory_fill = d_fill,
                                         .memory_download = d_download,
+                                        .memory_upload_async = d_upload_async,
+                                        .memory_download_async = d_download_async,
+                                        .stream_create = d_stream,
+                                        .stream_destroy = d_of_stream,
+                                        .stream_synchronize = d_of_stream,
                                         .map_encode = d_encode};
 
 /* -- Launches ----------------------------------------------------------------------------------------- */
