@@ -124,15 +124,19 @@ RIG_UNUSED static loom_context *rig_context(const loom__hooks *hooks) {
     return context;
 }
 
+RIG_UNUSED static loom_plan *rig_plan_of(loom_context *context, const loom_plan_desc *desc) {
+    loom_plan *plan = NULL;
+    loom_error error = LOOM_ERROR_INIT;
+    assert_ok(error, loom_plan_create(context, desc, &plan, &error));
+    return plan;
+}
+
 /* A plan on the host. */
 RIG_UNUSED static loom_plan *rig_plan(loom_context *context, const char *problem) {
     loom_plan_desc desc = LOOM_PLAN_DESC_INIT;
-    loom_plan *plan = NULL;
-    loom_error error = LOOM_ERROR_INIT;
     desc.problem = problem;
     desc.device = LOOM_DEVICE_HOST;
-    assert_ok(error, loom_plan_create(context, &desc, &plan, &error));
-    return plan;
+    return rig_plan_of(context, &desc);
 }
 
 RIG_UNUSED static loom_kernel rig_kernel(const loom_plan *plan, int32_t index) {

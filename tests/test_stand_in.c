@@ -47,23 +47,16 @@ static loom_plan_desc on_host(const char *problem, const char *schedule, uint32_
     return desc;
 }
 
-static loom_plan *make(loom_context *context, const loom_plan_desc *desc) {
-    loom_plan *plan = NULL;
-    loom_error error = LOOM_ERROR_INIT;
-    assert_ok(error, loom_plan_create(context, desc, &plan, &error));
-    return plan;
-}
-
 static loom_plan *make_asking(loom_context *context, const char *problem, const char *schedule) {
     loom_plan_desc desc = on_host(problem, schedule, LOOM_ASYNC | LOOM_STAND_IN);
-    return make(context, &desc);
+    return rig_plan_of(context, &desc);
 }
 
 /* Leaves the kernels of a plan in the cache. */
 static void cache_plan(loom_context *context, const char *problem, const char *schedule) {
     loom_plan_desc desc = on_host(problem, schedule, 0);
     open_gate();
-    loom_plan_destroy(make(context, &desc));
+    loom_plan_destroy(rig_plan_of(context, &desc));
     close_gate();
 }
 
@@ -329,7 +322,7 @@ static void test_pack_serves(void **state) {
     desc.target = "mma";
     desc.arch = "sm_90";
     desc.device = LOOM_DEVICE_NONE;
-    loom_plan *plan = make(context, &desc);
+    loom_plan *plan = rig_plan_of(context, &desc);
     int32_t num_kernels = loom_plan_num_kernels(plan);
     const char *record = loom__plan_record(plan, &arena);
     assert_in_range(num_kernels, 1, MAX_KERNELS);
@@ -351,7 +344,7 @@ static void test_pack_serves(void **state) {
     desc = (loom_plan_desc)LOOM_PLAN_DESC_INIT;
     desc.problem = "bf16 d=64";
     desc.flags = LOOM_ASYNC | LOOM_STAND_IN;
-    plan = make(context, &desc);
+    plan = rig_plan_of(context, &desc);
     assert_string_equal(loom_plan_text(plan, LOOM_TEXT_TARGET), "mma");
     assert_string_equal(rig_kernel(plan, 0).pack, "a.pack");
     rig_expect(loom_plan_text(plan, LOOM_TEXT_WHY),
@@ -393,7 +386,7 @@ static void test_refusals(void **state) {
 
     /* A plan without stand-in has nothing to upgrade. */
     desc = on_host("fp32 d=8", NULL, 0);
-    plan = make(context, &desc);
+    plan = rig_plan_of(context, &desc);
     assert_ok(error, loom_plan_upgrade(plan, &error));
     loom_plan_destroy(plan);
     loom_context_destroy(context);
@@ -426,7 +419,7 @@ static void test_gpu(void **state) {
         desc.schedule = list[1].text;
     }
     double start = loom__now();
-    loom_plan *plan = make(context, &desc);
+    loom_plan *plan = rig_plan_of(context, &desc);
     printf("%s\n%.2f s until it can be launched\n", loom_plan_text(plan, LOOM_TEXT_WHY), loom__now() - start);
     assert_string_equal(loom_plan_text(plan, LOOM_TEXT_TARGET), "mma");
     launching before = {.context = context, .plan = plan, .done = &done}, after = before;

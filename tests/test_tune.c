@@ -26,13 +26,6 @@ static loom_plan_desc measured(const char *problem) {
     return desc;
 }
 
-static loom_plan *make(loom_context *context, const loom_plan_desc *desc) {
-    loom_plan *plan = NULL;
-    loom_error error = LOOM_ERROR_INIT;
-    assert_ok(error, loom_plan_create(context, desc, &plan, &error));
-    return plan;
-}
-
 static const char *exported(loom_context *context) {
     static char text[1 << 14];
     loom_error error = LOOM_ERROR_INIT;
@@ -56,7 +49,7 @@ static void test_measured_once(void **state) {
     (void)state;
     loom_context *context = rig_context(NULL);
     loom_plan_desc desc = measured("fp32 d=8 causal backward");
-    loom_plan *plan = make(context, &desc);
+    loom_plan *plan = rig_plan_of(context, &desc);
     assert_int_equal(rig_count(exported(context), "\n"), 2);
     assert_string_equal(loom_plan_text(plan, LOOM_TEXT_SCHEDULE), known(context, "forward"));
     assert_string_equal(loom_plan_text(plan, LOOM_TEXT_SCHEDULE_BACKWARD), known(context, "backward"));
@@ -68,7 +61,7 @@ static void test_measured_once(void **state) {
     context->log_level = LOOM__LOG_CANDIDATE;
     desc.hint.seq_q = desc.hint.seq_k = 120;
     rig_log_start();
-    plan = make(context, &desc);
+    plan = rig_plan_of(context, &desc);
     const char *log = rig_log_stop();
     assert_null(strstr(log, "tune schedule="));
     assert_string_equal(loom_plan_text(plan, LOOM_TEXT_SCHEDULE), known(context, "forward"));
@@ -79,7 +72,7 @@ static void test_measured_once(void **state) {
     desc.hint.seq_q = desc.hint.seq_k = 250;
     desc.schedule_backward = "tile=32x32";
     rig_log_start();
-    plan = make(context, &desc);
+    plan = rig_plan_of(context, &desc);
     log = rig_log_stop();
     assert_non_null(strstr(log, "tune schedule="));
     assert_string_equal(loom_plan_text(plan, LOOM_TEXT_SCHEDULE_BACKWARD), "tile=32x32");
@@ -126,11 +119,11 @@ static void test_useless_wisdom(void **state) {
         assert_string_equal(known(context, "forward"), SCHEDULES[i]);
         loom_plan_desc desc = measured("fp32 d=8");
         desc.rigor = LOOM_ESTIMATE;
-        loom_plan *plan = make(context, &desc);
+        loom_plan *plan = rig_plan_of(context, &desc);
         assert_string_not_equal(loom_plan_text(plan, LOOM_TEXT_SCHEDULE), SCHEDULES[i]);
         loom_plan_destroy(plan);
         desc.rigor = LOOM_MEASURE;
-        plan = make(context, &desc);
+        plan = rig_plan_of(context, &desc);
         assert_string_not_equal(loom_plan_text(plan, LOOM_TEXT_SCHEDULE), SCHEDULES[i]);
         assert_string_equal(known(context, "forward"), loom_plan_text(plan, LOOM_TEXT_SCHEDULE));
         assert_null(strstr(exported(context), " ns=1 "));
@@ -140,7 +133,7 @@ static void test_useless_wisdom(void **state) {
         context = rig_context(NULL);
         context->log_level = LOOM__LOG_CANDIDATE;
         rig_log_start();
-        loom_plan_destroy(make(context, &desc));
+        loom_plan_destroy(rig_plan_of(context, &desc));
         assert_null(strstr(rig_log_stop(), "tune schedule="));
         loom_context_destroy(context);
     }
@@ -152,9 +145,9 @@ static void test_no_time(void **state) {
     loom_context *context = rig_context(NULL);
     loom_plan_desc desc = measured("fp32 d=8");
     desc.measure_seconds = 1e-6;
-    loom_plan *plan = make(context, &desc);
+    loom_plan *plan = rig_plan_of(context, &desc);
     desc.rigor = LOOM_ESTIMATE;
-    loom_plan *model = make(context, &desc);
+    loom_plan *model = rig_plan_of(context, &desc);
     assert_string_equal(loom_plan_text(plan, LOOM_TEXT_SCHEDULE), loom_plan_text(model, LOOM_TEXT_SCHEDULE));
     assert_string_equal(exported(context), "");
     loom_plan_destroy(plan);
@@ -191,16 +184,16 @@ static void test_first_look_ends(void **state) {
     static const loom_shape LONG = {1, 2, 2, 8192, 8192};
     loom_context *context = rig_context(NULL);
     loom_plan_desc desc = measured("fp32 d=8");
-    loom_plan_destroy(make(context, &desc)); /* compiles all candidates */
+    loom_plan_destroy(rig_plan_of(context, &desc)); /* compiles all candidates */
     desc.hint = LONG;
     desc.rigor = LOOM_ESTIMATE;
-    loom_plan *plan = make(context, &desc);
+    loom_plan *plan = rig_plan_of(context, &desc);
     desc.measure_seconds = 2.5 * seconds_of_launch(plan, &LONG);
     loom_plan_destroy(plan);
     desc.rigor = LOOM_MEASURE;
     context->log_level = LOOM__LOG_CANDIDATE;
     rig_log_start();
-    loom_plan_destroy(make(context, &desc));
+    loom_plan_destroy(rig_plan_of(context, &desc));
     assert_null(strstr(rig_log_stop(), "launches=3 "));
     loom_context_destroy(context);
 }
@@ -253,7 +246,7 @@ static void test_older_header(void **state) {
     desc.size = offsetof(loom_plan_desc, measure_seconds);
     desc.measure_seconds = -1; /* not the caller's */
     desc.rigor = LOOM_ESTIMATE;
-    loom_plan_destroy(make(context, &desc));
+    loom_plan_destroy(rig_plan_of(context, &desc));
     desc.size--;
     loom_plan *plan = NULL;
     loom_error error = LOOM_ERROR_INIT;
@@ -394,7 +387,7 @@ static void test_beside_captures(void **state) {
     desc.alignment = 16;
     desc.measure_seconds = 1;
     loom_plan_destroy(
-        make(context, &desc)); /* of the model's schedule, as nothing computes the right thing */
+        rig_plan_of(context, &desc)); /* of the model's schedule, as nothing computes the right thing */
     assert_true(apart.num_launches > 0);
     assert_int_equal(apart.num_breaking, 0);
     assert_int_equal(apart.num_on_default_stream, 0);
