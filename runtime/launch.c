@@ -497,6 +497,19 @@ static int64_t count_blocks(const loom_plan *plan, const loom__plan_kernel *kern
     return blocks < resident ? blocks : resident;
 }
 
+/* Launches a kernel that may begin before the one before it has ended. */
+static int launch_overlapping(const loom__driver_api *driver, const loom__plan_kernel *kernel,
+                              unsigned blocks, void *stream, void **parameters) {
+    const loom__launch_attribute overlap = {.id = PROGRAMMATIC_STREAM_SERIALIZATION, .value.number = 1};
+    const loom__launch_config config = {{blocks, 1, 1},
+                                        {(unsigned)kernel->facts.threads, 1, 1},
+                                        (unsigned)kernel->facts.smem_bytes,
+                                        stream,
+                                        &overlap,
+                                        1};
+    return driver->launch_with(&config, kernel->module.function, parameters, NULL);
+}
+
 /* Launches a kernel; `follows` another one of the call that may end beside its beginning. */
 static loom_status launch_kernel(const loom_plan *plan, const loom__plan_kernel *kernel, bool follows,
                                  const int64_t *values, const launch_maps *maps, int64_t blocks, void *stream,
@@ -508,17 +521,11 @@ static loom_status launch_kernel(const loom_plan *plan, const loom__plan_kernel 
         return LOOM_OK;
     }
     void *parameters[] = {packed};
-    const loom__launch_attribute overlap = {.id = PROGRAMMATIC_STREAM_SERIALIZATION, .value.number = 1};
-    const loom__launch_config config = {{(unsigned)blocks, 1, 1},
-                                        {(unsigned)kernel->facts.threads, 1, 1},
-                                        (unsigned)kernel->facts.smem_bytes,
-                                        stream,
-                                        &overlap,
-                                        1};
     int result = follows && kernel->overlaps && plan->driver->launch_with
-                     ? plan->driver->launch_with(&config, kernel->module.function, parameters, NULL)
-                     : plan->driver->launch(kernel->module.function, config.grid[0], 1, 1, config.block[0], 1,
-                                            1, config.smem_bytes, stream, parameters, NULL);
+                     ? launch_overlapping(plan->driver, kernel, (unsigned)blocks, stream, parameters)
+                     : plan->driver->launch(kernel->module.function, (unsigned)blocks, 1, 1,
+                                            (unsigned)kernel->facts.threads, 1, 1,
+                                            (unsigned)kernel->facts.smem_bytes, stream, parameters, NULL);
     return result ? loom__driver_check(plan->driver, result, kernel->facts.symbol, error) : LOOM_OK;
 }
 

@@ -122,18 +122,28 @@ static void compile(module *m) {
     lua_pushstring(lua, text);
     lua_pushstring(lua, m->symbol);
     if (lua_pcall(lua, 2, 1, 0) != LUA_OK) fail_msg("%s", lua_tostring(lua, -1));
-    snprintf(path, sizeof path, "%s/%d.cpp", folder, emulator.num_libraries);
-    FILE *file = fopen(path, "wb");
-    assert_non_null(file);
-    fputs(lua_tostring(lua, -1), file);
-    fclose(file);
-    lua_settop(lua, 0);
     free(text);
-    snprintf(command, sizeof command,
-             "%s -std=c++11 -O1 -w -Wno-psabi -fPIC -shared -Itests/emulate -o %s/%d.so %s", EMULATE_CXX,
-             folder, emulator.num_libraries, path);
-    if (system(command) != 0) fail_msg("failed: %s", command);
-    snprintf(path, sizeof path, "%s/%d.so", folder, emulator.num_libraries++);
+    // A text is compiled once: of the kernels of a plan a fault changes one.
+    lua_getfield(lua, LUA_REGISTRYINDEX, "libraries");
+    lua_pushvalue(lua, -2);
+    if (lua_rawget(lua, -2) == LUA_TNIL) {
+        const int number = emulator.num_libraries++;
+        snprintf(path, sizeof path, "%s/%d.cpp", folder, number);
+        FILE *file = fopen(path, "wb");
+        assert_non_null(file);
+        fputs(lua_tostring(lua, 1), file);
+        fclose(file);
+        snprintf(command, sizeof command,
+                 "%s -std=c++11 -O1 -w -Wno-psabi -fPIC -shared -Itests/emulate -o %s/%d.so %s", EMULATE_CXX,
+                 folder, number, path);
+        if (system(command) != 0) fail_msg("failed: %s", command);
+        lua_pushvalue(lua, 1);
+        lua_pushinteger(lua, number);
+        lua_rawset(lua, 2);
+        lua_pushinteger(lua, number);
+    }
+    snprintf(path, sizeof path, "%s/%d.so", folder, (int)lua_tointeger(lua, -1));
+    lua_settop(lua, 0);
     m->library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (!m->library) fail_msg("%s", dlerror());
     *(void **)&m->kernel = dlsym(m->library, "emu_kernel");
@@ -1199,6 +1209,8 @@ static bool start(void) {
     if (luaL_dofile(lua, "tests/emulate/translate.lua") != LUA_OK)
         return printf("%s\n", lua_tostring(lua, -1)), false;
     lua_setfield(lua, LUA_REGISTRYINDEX, "translate");
+    lua_newtable(lua);
+    lua_setfield(lua, LUA_REGISTRYINDEX, "libraries");
     if (loom__context_create(&options, &hooks, &context, &error))
         return printf("%s: %s\n", error.field, error.text), false;
     return true;

@@ -1048,6 +1048,13 @@ static void test_cached_does_not_load(void **state) {
     loom_context_destroy(context);
 }
 
+/* What sanitizers add is not the launch's: there the figure is printed, and held to nothing. */
+#if defined(__SANITIZE_ADDRESS__)
+enum { IS_SANITIZED = 1 };
+#else
+enum { IS_SANITIZED = 0 };
+#endif
+
 /* What a launch costs beside the driver's own work. */
 static void measure_overhead(const char *problem, double limit_us) {
     static bench storage;
@@ -1067,8 +1074,9 @@ static void measure_overhead(const char *problem, double limit_us) {
         double us = (loom__now() - start) / LAUNCHES * 1e6;
         if (us < best) best = us;
     }
-    print_message("a launch of '%s' adds %.3f us\n", problem, best);
-    assert_true(best < limit_us);
+    print_message("a launch of '%s' adds %.3f us%s\n", problem, best,
+                  IS_SANITIZED ? " (under sanitizers, no limit)" : "");
+    assert_true(IS_SANITIZED || best < limit_us);
     loom_plan_destroy(plan);
     loom_context_destroy(context);
 }
