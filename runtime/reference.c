@@ -164,6 +164,12 @@ static const struct {
                  {"sin", OP_SIN, 1}, {"cos", OP_COS, 1},           {"floor", OP_FLOOR, 1},
                  {"xor", OP_XOR, 2}, {"popcount", OP_POPCOUNT, 1}, {"hash", OP_HASH, 3}};
 
+/* A dimension of a param: `number`, or a size of the shape divided by it and rounded up. */
+typedef struct dim {
+    int size; /* place among a shape's; -1: none */
+    int64_t number;
+} dim;
+
 typedef struct node {
     op op;
     loom__type type;
@@ -172,6 +178,7 @@ typedef struct node {
     bool depends;  /* f32 that varies with s */
     int32_t whole; /* a number, a variable or the slot of a param */
     double real;
+    dim dims[LOOM__MAX_DIMS]; /* of an array */
     struct node *next; /* all nodes of the expression, to free them */
 } node;
 
@@ -181,6 +188,36 @@ struct loom__expression {
     int num_params;
     loom__param_facts *own_params;
 };
+
+/* -- Dimensions of params -------------------------------------------------------------------------------- */
+
+/* "61", "seq_k" or "ceil(seq_k/64)" */
+static bool parse_dim(const char *text, dim *d) {
+    static const char *const names[] = {"batch", "heads_q", "heads_kv", "seq_q", "seq_k"};
+    char name[16];
+    long long number = 1;
+    *d = (dim){.size = -1};
+    if (sscanf(text, "%lld", &number) != 1) {
+        if (sscanf(text, "ceil( %15[a-z_] / %lld )", name, &number) != 2 &&
+            sscanf(text, "%15[a-z_]", name) != 1)
+            return false;
+        for (int i = 0; i < (int)(sizeof names / sizeof *names); i++)
+            if (!strcmp(name, names[i])) d->size = i;
+        if (d->size < 0 || number <= 0) return false;
+    }
+    d->number = number;
+    return true;
+}
+
+static int64_t dim_for(const dim *d, const loom_shape *shape) {
+    const int64_t sizes[] = {shape->batch, shape->heads_q, shape->heads_kv, shape->seq_q, shape->seq_k};
+    return d->size < 0 ? d->number : (sizes[d->size] + d->number - 1) / d->number;
+}
+
+int64_t loom__param_dim(const loom__param_facts *param, int axis, const loom_shape *shape) {
+    dim d;
+    return parse_dim(param->dims[axis], &d) ? dim_for(&d, shape) : -1;
+}
 
 /* -- Expressions: parser --------------------------------------------------------------------------------- */
 
@@ -333,6 +370,8 @@ static node *parse_name(parser *p) {
         n->whole = i;
         n->num_args = num;
         memcpy(n->args, args, sizeof args);
+        for (int axis = 0; axis < num; axis++)
+            if (!parse_dim(param->dims[axis], &n->dims[axis])) return refuse(p, "an array of unknown size");
         return n;
     }
     for (int i = 0; i < NUM_VARIABLES; i++) {
@@ -507,26 +546,6 @@ static double round_real(const place *place, double value) {
 /* What does not depend on s has no derivative, whatever the factor. */
 static double chain(bool depends, double slope, double factor) { return depends ? slope * factor : 0; }
 
-int64_t loom__param_dim(const loom__param_facts *param, int axis, const loom_shape *shape) {
-    const char *text = param->dims[axis];
-    const struct {
-        const char *name;
-        int64_t size;
-    } words[] = {{"batch", shape->batch},
-                 {"heads_q", shape->heads_q},
-                 {"heads_kv", shape->heads_kv},
-                 {"seq_q", shape->seq_q},
-                 {"seq_k", shape->seq_k}};
-    char name[16];
-    long long divisor = 1;
-    if (isdigit((unsigned char)text[0])) return strtoll(text, NULL, 10);
-    if (sscanf(text, "ceil( %15[a-z_] / %lld )", name, &divisor) != 2 && sscanf(text, "%15[a-z_]", name) != 1)
-        return -1;
-    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
-        if (!strcmp(name, words[i].name) && divisor > 0) return (words[i].size + divisor - 1) / divisor;
-    return -1;
-}
-
 static double load(const void *data, loom__storage storage, int64_t index) {
     switch (storage) {
     case LOOM__I32: return ((const int32_t *)data)[index];
@@ -584,7 +603,7 @@ static void evaluate_load(const node *n, const place *place, lanes *out) {
     for (int c = 0; c < place->num_lanes; c++) inside[c] = true;
     for (int axis = 0; axis < n->num_args; axis++) {
         lanes index;
-        int64_t size = loom__param_dim(facts, axis, place->shape);
+        int64_t size = dim_for(&n->dims[axis], place->shape);
         evaluate(n->args[axis], place, &index);
         for (int c = 0; c < place->num_lanes; c++) {
             inside[c] = inside[c] && index.i[c] >= 0 && index.i[c] < size;

@@ -784,9 +784,21 @@ typedef struct walk_case {
     bool exact; /* no tile is visited or partial that need not be */
 } walk_case;
 
+/* [batch, heads_q, seq_q, seq_k]: which keys a query sees. */
+static bool *dense_mask(const loom__rig *rig) {
+    const loom_shape *s = &rig->options.shape;
+    bool *made = malloc((size_t)(s->batch * s->heads_q * s->seq_q * s->seq_k + 1)), *at = made;
+    assert_non_null(made);
+    for (int64_t batch = 0; batch < s->batch; batch++)
+        for (int64_t head = 0; head < s->heads_q; head++)
+            for (int64_t row = 0; row < s->seq_q; row++)
+                for (int64_t col = 0; col < s->seq_k; col++) *at++ = is_seen(rig, batch, head, row, col);
+    return made;
+}
+
 /* Holds what the blocks of a kernel wrote to the mask. own, other: rows of tiles on the kernel's side and on
  * the one it walks. */
-static void check_walks(const loom__rig *rig, const walk_case *c, const struct written *w,
+static void check_walks(const loom__rig *rig, const bool *mask, const walk_case *c, const struct written *w,
                         loom__rig_name output, int own, int other) {
     const loom_shape *s = &rig->options.shape;
     const loom__rig_tensor *t = &rig->tensors[output];
@@ -805,6 +817,7 @@ static void check_walks(const loom__rig *rig, const walk_case *c, const struct w
         for (int64_t i = 0; i < group; i++, head++) {
             const int32_t *visits = from + 1, *end = visits + *from;
             from = end;
+            const bool *const of_head = mask + (batch * s->heads_q + head) * s->seq_q * s->seq_k;
             for (int64_t n = 0; n < others; n++) {
                 bool some = false, all = true;
                 for (int64_t x = tile * own; x < (tile + 1) * own; x++) {
@@ -813,7 +826,7 @@ static void check_walks(const loom__rig *rig, const walk_case *c, const struct w
                         /* Queries past the end: nothing of them is stored, but they must not count as seen by
                          * keys. */
                         if (row >= s->seq_q && !w->of_keys) continue;
-                        bool seen = row < s->seq_q && col < s->seq_k && is_seen(rig, batch, head, row, col);
+                        bool seen = row < s->seq_q && col < s->seq_k && of_head[row * s->seq_k + col];
                         some |= seen;
                         all &= seen;
                     }
@@ -875,14 +888,16 @@ static void mma_visits_what_is_seen(void **state) {
         for (size_t j = 0; j < COUNT(SHAPES); j++) {
             const run r = {.shape = SHAPES[j], .blocks = 1 + j % 3, .seed = j + 1};
             loom__rig *rig = rig_of(plan, &r, LOOM_DEFAULT_START);
+            bool *const mask = dense_mask(rig);
             for (loom_pass pass = LOOM_FORWARD; pass <= LOOM_BACKWARD; pass++) {
                 rig->options.prepared = j % 2 == 1;
                 if (loom__rig_run(rig, pass, &error))
                     fail_msg("%s: %s %s", c->problem, error.text, emulator.failure);
-                if (pass == LOOM_FORWARD) check_walks(rig, c, &WRITTEN[0], LOOM__RIG_O, tile_q, tile_k);
+                if (pass == LOOM_FORWARD) check_walks(rig, mask, c, &WRITTEN[0], LOOM__RIG_O, tile_q, tile_k);
             }
-            check_walks(rig, c, &WRITTEN[1], LOOM__RIG_DK, back_k, back_q);
-            if (dq_warps) check_walks(rig, c, &WRITTEN[2], LOOM__RIG_DQ, 16 * dq_warps, dq_tile_k);
+            check_walks(rig, mask, c, &WRITTEN[1], LOOM__RIG_DK, back_k, back_q);
+            if (dq_warps) check_walks(rig, mask, c, &WRITTEN[2], LOOM__RIG_DQ, 16 * dq_warps, dq_tile_k);
+            free(mask);
             loom__rig_destroy(rig);
         }
         loom_plan_destroy(plan);

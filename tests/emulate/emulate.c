@@ -39,6 +39,8 @@ typedef struct fiber {
     void *stack;
     bool has_begun, is_done;
     const char *waits_for;
+    const long *word; /* what it waits for, if not for a turn alone: a change of this, */
+    long value;       /* which was that */
 } fiber;
 
 typedef struct product {
@@ -66,7 +68,7 @@ typedef struct barrier {
     unsigned at;
     int arrivals, pending; /* of a phase, and still to come in this one */
     long bytes;            /* still to come */
-    int phase;             /* parity of the one that is not complete */
+    long phase;            /* parity of the one that is not complete */
 } barrier;
 
 typedef struct copy {
@@ -112,6 +114,14 @@ static void leave(const char *waits_for) {
     fiber *self = this_fiber();
     self->waits_for = waits_for;
     if (!_setjmp(self->goes_on)) _longjmp(scheduler, 1);
+}
+
+/* Until the word has another value. */
+static void wait_while(const long *word, long value, const char *what) {
+    fiber *self = this_fiber();
+    self->value = value;
+    for (self->word = word; *word == value;) leave(what);
+    self->word = NULL;
 }
 
 /* The scheduler's: runs a fiber until it leaves. */
@@ -165,7 +175,7 @@ static void meet(const char *what, void (*act)(warp *)) {
         progress++;
         return;
     }
-    while (w->num_meetings == meeting) leave(what);
+    wait_while(&w->num_meetings, meeting, what);
 }
 
 static void publish(warp *w) { memcpy(w->out, w->in, sizeof w->out); }
@@ -184,7 +194,7 @@ static void come(int index, int num_threads, bool waits, const char *what) {
         progress++;
         return;
     }
-    while (waits && named[index].num_turns == turn) leave(what);
+    if (waits) wait_while(&named[index].num_turns, turn, what);
 }
 
 void emu_block_sync(void) { come(NUM_NAMED, (int)launch->threads, true, "__syncthreads"); }
@@ -233,7 +243,7 @@ void emu_barrier_arrive(unsigned at, int bytes) {
 void emu_barrier_wait(unsigned at, int parity) {
     barrier *b = need_barrier(at);
     if (random_below(4) == 0) leave("barrier");
-    while (b->phase == (parity & 1)) leave("barrier");
+    wait_while(&b->phase, parity & 1, "barrier");
     progress++;
 }
 
@@ -492,6 +502,7 @@ static bool begin_fiber(fiber *f) {
     if (!f->stack) f->stack = malloc(STACK_BYTES);
     if (!f->stack || getcontext(&f->begins)) return false;
     f->has_begun = f->is_done = false;
+    f->word = NULL;
     f->waits_for = "its start";
     f->begins.uc_stack.ss_sp = f->stack;
     f->begins.uc_stack.ss_size = STACK_BYTES;
@@ -521,6 +532,7 @@ static unsigned run_round(void) {
         unsigned thread = (first + i) % launch->threads;
         if (fibers[thread].is_done) continue;
         left++;
+        if (fibers[thread].word && *fibers[thread].word == fibers[thread].value) continue;
         if (warps[thread / LANES].is_slow && random_below(8)) continue;
         emu_thread.x = thread;
         go_on(&fibers[thread]);
@@ -535,7 +547,7 @@ static void report_deadlock(void) {
         used += snprintf(text + used, sizeof text - (size_t)used, " %u: %s;", i / LANES,
                          fibers[i].is_done ? "done" : fibers[i].waits_for);
     for (int i = 0; i < num_barriers && used < 900; i++)
-        used += snprintf(text + used, sizeof text - (size_t)used, " [%u]: %d to come, %ld bytes, phase %d;",
+        used += snprintf(text + used, sizeof text - (size_t)used, " [%u]: %d to come, %ld bytes, phase %ld;",
                          barriers[i].at, barriers[i].pending, barriers[i].bytes, barriers[i].phase);
     report("deadlock. Warps wait for%s", text);
 }
