@@ -86,8 +86,15 @@ end
 -- Whether dK or dV of 64 keys fill the registers of a warpgroup: then each of two makes one of them.
 local function is_wide(problem) return math.max(problem.d, problem.dv) > 128 end
 
--- Whether dQ has a kernel of its own: where its sum must not depend on the order, and where backward_dkv has no registers for it.
-local function has_own_dq(problem) return problem.deterministic or is_wide(problem) or problem.score ~= nil end
+-- Whether backward_dkv has registers for dQ, and so may take turns in adding to it.
+function kernel.may_take_turns(problem) return not is_wide(problem) and problem.score == nil end
+
+-- Whether dQ has a kernel of its own: where backward_dkv has no registers for it, and where its sum must not depend on the order.
+local function has_own_dq(problem, s)
+    return not kernel.may_take_turns(problem) or problem.deterministic and s.dq_turns == 0
+end
+
+local TURNS = 8 -- warps that add to dQ of a tile
 
 -- The workspace of the backward: D per row of q, and the f32 sum of dQ where blocks add to it.
 local function backward_workspace(problem, target, s)
@@ -97,11 +104,15 @@ local function backward_workspace(problem, target, s)
         list[2] = {name = "dq_sum", type = "float", bytes = head_dims(problem) * FLOAT_BYTES, dims = rows,
                    doc = "[batch, heads_q, seq_q, depth_qk] sum of dQ / scale"}
     end
-    if target == "hopper" and not has_own_dq(problem) then
+    if target == "hopper" and not has_own_dq(problem, s) then
         local columns, floats = hopper_dq(problem, s)
-        list[2] = {name = "dq_sum", type = "float", bytes = s.tile_q * floats * FLOAT_BYTES,
-                   dims = {"batch", "heads_q", ("ceil(seq_q/%d)"):format(s.tile_q)},
+        local tiles = {"batch", "heads_q", ("ceil(seq_q/%d)"):format(s.tile_q)}
+        list[2] = {name = "dq_sum", type = "float", bytes = s.tile_q * floats * FLOAT_BYTES, dims = tiles,
                    doc = ("[batch, heads_q, tiles, 2, %d, 128, 4] sum of dQ / scale, in the order of accumulators"):format(columns // 8)}
+        if s.dq_turns == 1 then
+            list[3] = {name = "turns", type = "unsigned", bytes = TURNS * 4, dims = tiles,
+                       doc = ("[batch, heads_q, tiles, %d] who has added last to what a warp has of dQ, counted from 1"):format(TURNS)}
+        end
     end
     return list
 end
@@ -257,21 +268,27 @@ function mma.forward(problem, s)
     }
 end
 
--- D, for kernels whose sum of dQ, if they have one, has so many floats a row, in tiles of so many rows.
+-- D, for kernels whose sum of dQ, if they have one, has so many floats a row, in tiles of so many rows; without a number of floats
+-- for those that take turns in adding to tiles of so many rows.
 local function backward_delta(problem, sum_columns, sum_tile)
-    local rows = 16
+    local rows, turns = 16, sum_tile ~= nil and sum_columns == nil
+    local constants = {
+        {"dim_v", problem.dv, "head dim of v and o"},
+        {"tile_q", rows, "rows of a block"},
+        {"threads", 128, "threads of a block"},
+    }
+    if turns then
+        append(constants, {{"dim_qk", problem.d, "head dim of q and k"}, {"dq_tile", sum_tile, "rows of a tile of dQ"},
+                           {"turns", TURNS, "of a tile of dQ"}})
+    elseif sum_columns then
+        append(constants, {{"sum_columns", sum_columns, "floats of a row of the sum of dQ"},
+                           {"sum_tile", sum_tile, "rows of which it has a multiple"}})
+    end
     return {
-        name = "backward_delta", template = "mma/backward_delta.cu", title = "D = rowsum(dO * O) - dLSE" .. (sum_columns and "; dQ sum = 0" or ""),
-        threads = 128,
-        constants = {
-            {"dim_v", problem.dv, "head dim of v and o"},
-            {"tile_q", rows, "rows of a block"},
-            {"threads", 128, "threads of a block"},
-            sum_columns and {"sum_columns", sum_columns, "floats of a row of the sum of dQ"},
-            sum_columns and {"sum_tile", sum_tile, "rows of which it has a multiple"},
-        },
-        shared = {},
-        phases = {"D of each row", sum_columns and "clear the sum of dQ"},
+        name = "backward_delta", template = "mma/backward_delta.cu",
+        title = "D = rowsum(dO * O) - dLSE" .. (sum_columns and "; dQ sum = 0" or turns and "; nobody has had a turn" or ""),
+        threads = 128, constants = constants, shared = {},
+        phases = {"D of each row", sum_columns and "clear the sum of dQ" or turns and "clear turns, and dQ that nobody may add to" or nil},
         grid = {heads = "heads_q", seq = "seq_q", rows = rows},
     }
 end
@@ -516,7 +533,7 @@ local function hopper_backward_shared(problem, s)
     else
         shared[#shared + 1] = {"out", s.tile_k * BOX_ROW_BYTES * math.max(chunks(d), chunks(dv)), "[chunks][tile_k][64] dV, then dK"}
     end
-    if not has_own_dq(problem) then
+    if not has_own_dq(problem, s) then
         shared[#shared + 1] = {"ds", 2 * s.tile_q // 64 * s.tile_k * BOX_ROW_BYTES, "[2][tile_q / 64][tile_k][64] dS^T"}
     end
     append(shared, {
@@ -527,14 +544,21 @@ local function hopper_backward_shared(problem, s)
         {"told", 2 * 48, "[2] what all are told of a work"},
         {"works", 3 * 32, "the work at hand of the loader of queries and of each teller"},
     })
-    if problem.mask and not has_own_dq(problem) then
+    if problem.mask and not has_own_dq(problem, s) then
         shared[#shared + 1] = {"nonfinite", s.tile_k, "[2][warps of consumers] bit sets of keys that are not finite"}
     end
     return shared
 end
 
 function hopper.backward_delta(problem, s)
-    local k = has_own_dq(problem) and backward_delta(problem) or backward_delta(problem, select(2, hopper_dq(problem, s)), s.tile_q)
+    local k
+    if has_own_dq(problem, s) then
+        k = backward_delta(problem)
+    elseif s.dq_turns == 1 then
+        k = backward_delta(problem, nil, s.tile_q)
+    else
+        k = backward_delta(problem, select(2, hopper_dq(problem, s)), s.tile_q)
+    end
     k.overlapped = true
     return k
 end
@@ -542,12 +566,13 @@ end
 function hopper.backward_dkv(problem, s)
     local d, dv = hopper_backward_dims(problem)
     local shared = hopper_backward_shared(problem, s)
-    local warpgroups, own_dq = 2, has_own_dq(problem)
+    local warpgroups, own_dq = 2, has_own_dq(problem, s)
     return {
         name = "backward_dkv", template = is_wide(problem) and "hopper/backward_dkv_wide.cu" or "hopper/backward_dkv.cu", calls = {queries = true, slope = true},
         title = own_dq and "dV = P^T dO, dK = scale dS^T Q" or "dV = P^T dO, dK = scale dS^T Q, dQ sum += dS K",
         threads = WARPGROUP * (1 + warpgroups), overlaps = true, overlapped = true,
         constants = {
+            {"dim_qk", problem.d, "head dim of q and k"},
             {"depth_qk", d, "head dim of q and k rounded up to one wgmma"},
             {"depth_v", dv, "the same of v and o"},
             {"chunks_qk", chunks(d), "boxes of 64 columns of q and k"},
@@ -560,6 +585,7 @@ function hopper.backward_dkv(problem, s)
             {"threads", WARPGROUP * (1 + warpgroups), "threads of a block"},
             {"stages", s.stages, "buffers of queries and dO"},
             {"own_dq", own_dq and 1 or 0, "1: dQ has a kernel of its own"},
+            {"dq_turns", s.dq_turns, "1: blocks add to dQ in turns"},
             {"dq_columns", (hopper_dq(problem, s)), "of dQ that a warpgroup makes"},
             {"p_bytes", s.tile_q * s.tile_k * HALF_BYTES, "of P of a tile"},
             {"list_heads", HOPPER_LIST_HEADS, "heads whose works are taken together, at most"},
@@ -778,8 +804,9 @@ local LISTS = {
     },
     hopper = {
         forward = function() return {hopper.forward} end,
-        backward = function(problem)
-            if has_own_dq(problem) then return {hopper.backward_delta, hopper.backward_dkv, hopper.backward_dq} end
+        backward = function(problem, s)
+            if has_own_dq(problem, s) then return {hopper.backward_delta, hopper.backward_dkv, hopper.backward_dq} end
+            if s.dq_turns == 1 then return {hopper.backward_delta, hopper.backward_dkv} end
             return {hopper.backward_delta, hopper.backward_dkv, hopper.backward_convert}
         end,
     },
@@ -800,7 +827,7 @@ function kernel.list(problem, pass, target, s)
         for _, region in ipairs(workspace) do region.place = region.place or region.name end
         list[#list + 1] = k
     end
-    for _, make in ipairs(LISTS[target][pass](problem)) do
+    for _, make in ipairs(LISTS[target][pass](problem, s)) do
         local k = make(problem, s)
         local workspace = pass == "backward" and backward_workspace(problem, target, s) or {}
         if k.grid.persistent and pass == "backward" then

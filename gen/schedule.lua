@@ -44,7 +44,10 @@ local KEYS = {
             {"p_sets", "2: a product with P runs under the exponentials of the next tile, 1: before them", 1, 2},
             {"ping_pong", "1: warpgroups take turns in starting products, 0: each starts when it is ready", 0, 1},
         },
-        backward = {{"stages", "buffers of queries and dO", 2}},
+        backward = {
+            {"stages", "buffers of queries and dO", 2},
+            {"dq_turns", "1: blocks add to dQ in turns, 0: as they come, or not at all where that is not allowed", 0, 1},
+        },
     },
     host = {forward = {}, backward = {}},
 }
@@ -117,8 +120,10 @@ local SPACE = {
         end,
         backward = function(problem)
             local list, keys = {}, kernel.hopper_backward_keys(problem)
-            for _, row in ipairs(keys == 128 and {{128, 3}, {128, 2}, {64, 2}, {64, 3}} or {{64, 2}}) do
-                list[#list + 1] = {tile_q = row[1], tile_k = keys, stages = row[2]}
+            for dq_turns = 0, kernel.may_take_turns(problem) and 1 or 0 do
+                for _, row in ipairs(keys == 128 and {{128, 3}, {128, 2}, {64, 2}, {64, 3}} or {{64, 2}}) do
+                    list[#list + 1] = {tile_q = row[1], tile_k = keys, stages = row[2], dq_turns = dq_turns}
+                end
             end
             return list
         end,
@@ -213,6 +218,10 @@ local RULES = {
             if s.tile_k == keys and (s.tile_q == 64 or s.tile_q == 128 and keys == 128) then return nil end
             return ("tile=%dx%d: with d=%d:%d a block has %d keys, and 64%s queries at a time"):format(s.tile_q, s.tile_k, problem.d, problem.dv,
                 keys, keys == 128 and " or 128" or "")
+        end},
+        {"backward", function(s, problem)
+            if s.dq_turns == 0 or kernel.may_take_turns(problem) then return nil end
+            return "dq_turns: dQ has a kernel of its own beyond a head dim of 128 and with a score"
         end},
         {"backward", function(s, problem)
             if s.tile_q == 64 or problem.d <= 64 then return nil end

@@ -215,6 +215,7 @@ static int d_launch(loom__cuda_handle function, unsigned grid_x, unsigned grid_y
                                .blocks =
                                    persistent && grid_x > emulator.max_blocks ? emulator.max_blocks : grid_x,
                                .threads = block_x,
+                               .stays = persistent && !classes, /* the shared memory of those is static */
                                .smem_bytes = smem_bytes,
                                .seed = emulator.seed,
                                .loaded = emulator.loaded};
@@ -570,6 +571,19 @@ static const kernel KERNELS[] = {
     {"bf16 d=48:128 mask={k % 50 != 9 & k <= q} backward",
      NULL,
      {RUN(1, 2, 1, 130, 200, 1, 9, .num_not_finite = 3)}},
+    /* Blocks that take turns in adding to dQ. */
+    {"bf16 d=128 backward deterministic",
+     "tile=64x128 stages=2 dq_turns=1",
+     {RUN(1, 2, 1, 200, 500, 3, 1), RUN(1, 2, 2, 70, 0, 2, 2), RUN(1, 1, 1, 70, 100, 2, 3)}},
+    {"bf16 d=64 causal backward",
+     "tile=128x128 stages=2 dq_turns=1",
+     {RUN(1, 4, 2, 400, 413, 3, 1), RUN(1, 2, 1, 500, 300, 2, 2, .spread = 30)}},
+    {"fp16 d=72:40 mask={k % 50 != 9 & window(70, 200)} backward deterministic",
+     "tile=64x128 stages=2 dq_turns=1",
+     {RUN(2, 2, 1, 300, 700, 4, 4, .layout = LOOM__LAYOUT_PADDED, .num_not_finite = 3)}},
+    {"bf16 d=16 mask={(q / 64 + k / 64) % 3 != 1 & k % 50 != 9 & q != 70} backward deterministic",
+     "tile=128x128 stages=2 dq_turns=1",
+     {RUN(1, 2, 1, 300, 1000, 3, 5, .num_not_finite = 3)}},
     {"bf16 d=128 backward deterministic",
      NULL,
      {RUN(1, 2, 1, 200, 150, 1, 1), RUN(1, 1, 1, 70, 0, 1, 2), RUN(1, 4, 4, 60, 2, 1, 2, .spread = 60)}},
@@ -755,6 +769,8 @@ static void order_does_not_matter(void **state) {
         {"bf16 d=64 mask={k / 64 % 3 != 1}",
          "tile=64x64 stages=3 q_buffers=2 q_registers=0 p_sets=1 ping_pong=0"},
         {"bf16 d=64 mask={q / 64 % 3 != k / 64 | q - k < 9 & h < 2} backward deterministic", NULL},
+        {"bf16 d=64 mask={q / 64 % 3 != k / 64 | q - k < 9 & h < 2} backward",
+         "tile=128x128 stages=2 dq_turns=1"},
     };
     const run r = RUN(1, 3, 1, 257, 300, 2, 4, .spread = 3, .num_not_finite = 30);
     for (size_t i = 0; i < COUNT(KERNELS); i++) {
@@ -1013,6 +1029,7 @@ static void rows_keep_their_bits_beside_others(void **state) {
 #define ALONE     "bf16 d=128 mask={k % 50 != 9 & k <= q} backward deterministic"
 #define WIDE      "bf16 d=144 mask={k % 50 != 9 & k <= q} backward"
 #define BACKWARD  "bf16 d=64 mask={k % 50 != 9 & k <= q} backward"
+#define IN_TURNS  "bf16 d=16 causal backward"
 static const struct {
     const char *what, *from, *to;
     const char *problem; /* NULL: a causal mask; of a backward, its kernel is the one */
@@ -1084,6 +1101,13 @@ static const struct {
      ALONE},
     {"an infinite key meets a dS of 0 in dQ", "any_consumer(bad)", "false", ALONE},
     {"keys are cleared while another warpgroup makes S of them", "any_consumer(bad)", "bad", ALONE},
+    {"dQ is added to before it is this work's turn", "while (added != behind);", "while (false);", IN_TURNS},
+    {"the turn is passed before all lanes have added",
+     "    __syncwarp();\n    if (threadIdx.x % 32 == 0 && !(before->turn",
+     "    if (threadIdx.x % 32 == 0 && !(before->turn", IN_TURNS},
+    {"the turn is never passed",
+     "\"st.release.gpu.global.u32 [%0], %1;\" ::\"l\"(added_last(consumer, before))",
+     "\"st.release.gpu.global.u32 [%0], %1;\" ::\"l\"(added_last(consumer, before) + 1)", IN_TURNS},
     {"P is read before it is whole", "meet();", "", WIDE},
     {"values of the next work overwrite dV before it is stored",
      "            stores_read();\n            barrier_arrive(bar_keys_empty(smem));",
@@ -1107,11 +1131,13 @@ static void faults_are_found(void **state) {
                            RUN(1, 1, 1, 300, 300, 1, 1, .num_not_finite = 3),
                            RUN(1, 4, 4, 60, 2, 1, 1, .spread = 6)};
     run window_run = RUN(1, 2, 1, 60, 500, 1, 1); /* most keys are seen by no query */
+    run turns_run = RUN(1, 2, 1, 300, 700, 3, 1);
     for (size_t i = 0; i < COUNT(FAULTS); i++) {
         const char *problem = FAULTS[i].problem ? FAULTS[i].problem : "bf16 d=64 causal";
         loom_plan *plan =
             plan_of(problem, strstr(problem, " backward")
                                  ? (strstr(problem, "d=144")   ? "tile=64x64 stages=2"
+                                    : strstr(problem, "d=16 ") ? "tile=64x128 stages=2 dq_turns=1"
                                     : strstr(problem, "d=128") ? "tile=64x128 stages=2"
                                                                : "tile=128x128 stages=2")
                                  : "tile=128x64 stages=2 q_buffers=1 q_registers=0 p_sets=2 ping_pong=1");
@@ -1124,6 +1150,7 @@ static void faults_are_found(void **state) {
         uint64_t seed = 0;
         while (!failure && seed++ < NUM_TRIES) {
             run *r = strstr(problem, "window")      ? &window_run
+                     : strstr(problem, "d=16 ")     ? &turns_run
                      : strstr(problem, " backward") ? &backward_runs[seed % COUNT(backward_runs)]
                                                     : &runs[seed % COUNT(runs)];
             r->seed = seed;

@@ -1,6 +1,8 @@
 //@ -- Of dQ a warpgroup makes one of two tiles of 64 queries; or half of the columns, a chunk of 64 where there are two.
 //@ local two_tiles, two_chunks = c.tile_q == 128, c.chunks_qk == 2
 //@ local adds_dq = c.own_dq == 0  -- else it is made by hopper/backward_dq.cu
+//@ local takes_turns = adds_dq and c.dq_turns == 1
+//@ local turn_batch = math.min(4, c.dq_columns // 8)  -- reads under way at once
 //@ local finds_nonfinite = has_mask and adds_dq
 //@ -- where tiles are no longer than the keys of a warpgroup, and registers suffice
 //@ local may_pass_first = has_mask and adds_dq and not listed and c.tile_q == 64 and c.loads_qk == 1 and c.loads_v == 1
@@ -113,6 +115,9 @@ typedef struct Before {
 //@ if has_mask then
     unsigned what;
 //@ end
+//@ if takes_turns then
+    unsigned turn;   // see turn_of
+//@ end
 } Before;
 
 static __device__ __forceinline__ int buffer_of(int nth) { return nth & 1; }  // of dS
@@ -127,6 +132,100 @@ static __device__ __forceinline__ void add_four(float *to, float x, float y, flo
     asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(x), "f"(y), "f"(z), "f"(w) : "memory");
 }
 
+//@ if takes_turns then
+// Which work has added last to what this warp has of dQ: its tile of keys + 1.
+static __device__ __forceinline__ unsigned *added_last(const Consumer *consumer, const Before *before) {
+    return consumer->args->turns + before->place * (4ull * warpgroups) + (threadIdx.x / 32 - 4);
+}
+
+// Waits until it is this work's turn.
+static __device__ __forceinline__ void await_turn(const Consumer *consumer, const Before *before) {
+    const unsigned behind = before->turn & ~is_last_turn;
+    if (threadIdx.x % 32 == 0 && behind) {
+        unsigned added;
+        do {
+            asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(added) : "l"(added_last(consumer, before)) : "memory");
+        } while (added != behind);
+    }
+    __syncwarp();
+}
+
+// It is the next one's, if there is one.
+static __device__ __forceinline__ void pass_turn(const Consumer *consumer, const Before *before) {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0 && !(before->turn & is_last_turn) && consumer->args->dq) {
+        asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(added_last(consumer, before)), "r"(consumer->told->work.tile + 1) : "memory");
+    }
+}
+
+static __device__ __forceinline__ void put_four(float *to, float x, float y, float z, float w) {
+    asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(x), "f"(y), "f"(z), "f"(w) : "memory");
+}
+
+static __device__ __forceinline__ float4 read_four(const float *from) {
+    float4 x;
+    asm volatile("ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w) : "l"(from) : "memory");
+    return x;
+}
+
+// Where this thread's first row of dQ begins, at its first column, and how many rows there are from it on.
+typedef struct Rows {
+    unsigned short *first;
+    int count, columns;  // columns: as many are there from the first on
+} Rows;
+
+static __device__ __forceinline__ Rows rows_of_dq(const Consumer *consumer, const Before *before) {
+    const LoomArgs *args = consumer->args;
+    const int thread = opaque(threadIdx.x), tiles = (args->seq_q + tile_q - 1) / tile_q, place = before->place / tiles;
+    const int batch = place / args->heads_q, head = place - batch * args->heads_q;
+//@ if two_tiles then
+    const int row = (before->place - place * tiles) * tile_q + 64 * consumer->warpgroup + 16 * (thread / 32 % 4) + thread % 32 / 4, column = thread % 4 * 2;
+//@ else
+    const int row = (before->place - place * tiles) * tile_q + 16 * (thread / 32 % 4) + thread % 32 / 4, column = dq_columns * consumer->warpgroup + thread % 4 * 2;
+//@ end
+    return Rows{args->dq + batch * args->dq_stride_batch + row * args->dq_stride_seq + head * args->dq_stride_head + column, args->seq_q - row, dim_qk - column};
+}
+
+// dQ is whole: a thread's four numbers of 8 columns, of two rows.
+static __device__ __forceinline__ void finish_four(const Rows *rows, const LoomArgs *args, int column, float x, float y, float z, float w) {
+    const float scale = args->scale / of_sums;
+    if (column >= rows->columns) return;
+    if (rows->count > 0) *(unsigned *)(rows->first + column) = pack(x * scale, y * scale);
+    if (rows->count > 8) *(unsigned *)(rows->first + 8 * args->dq_stride_seq + column) = pack(z * scale, w * scale);
+}
+
+// Adds dQ, in the order of accumulators: a thread's four numbers lie side by side. Who is the first puts, who is the last takes the
+// sum and writes dQ.
+static __device__ __forceinline__ void add_dq(const float (&dq)[dq_columns / 2], const Consumer *consumer, const Before *before) {
+    if (!consumer->args->dq) return;
+    await_turn(consumer, before);
+    float *to = dq_of(consumer, before);
+    if (__all_sync(~0u, before->turn & is_last_turn)) {
+        const bool alone = before->turn == is_last_turn;
+        const Rows rows = rows_of_dq(consumer, before);
+#pragma unroll
+        for (int first = 0; first < dq_columns / 8; first += ${turn_batch}) {
+            float4 sum[${turn_batch}];
+#pragma unroll
+            for (int i = 0; i < ${turn_batch}; ++i) sum[i] = alone ? float4{0, 0, 0, 0} : read_four(to + (first + i) * (4 * 128));
+#pragma unroll
+            for (int i = 0; i < ${turn_batch}; ++i) {
+                const float *x = &dq[4 * (first + i)];
+                finish_four(&rows, consumer->args, 8 * (first + i), sum[i].x + x[0], sum[i].y + x[1], sum[i].z + x[2], sum[i].w + x[3]);
+            }
+        }
+        return;
+    }
+    if (__all_sync(~0u, before->turn == 0)) {
+#pragma unroll
+        for (int j = 0; j < dq_columns / 8; ++j) put_four(to + j * (4 * 128), dq[4 * j], dq[4 * j + 1], dq[4 * j + 2], dq[4 * j + 3]);
+        return;
+    }
+#pragma unroll
+    for (int j = 0; j < dq_columns / 8; ++j) add_four(to + j * (4 * 128), dq[4 * j], dq[4 * j + 1], dq[4 * j + 2], dq[4 * j + 3]);
+}
+
+//@ else
 // Adds dQ, in the order of accumulators: a thread's four numbers lie side by side.
 static __device__ __forceinline__ void add_dq(const float (&dq)[dq_columns / 2], const Consumer *consumer, const Before *before) {
     if (!consumer->args->dq) return;
@@ -135,9 +234,16 @@ static __device__ __forceinline__ void add_dq(const float (&dq)[dq_columns / 2],
     for (int j = 0; j < dq_columns / 8; ++j) add_four(to + j * (4 * 128), dq[4 * j], dq[4 * j + 1], dq[4 * j + 2], dq[4 * j + 3]);
 }
 
+//@ end
 //@ if has_mask then
 // Adds dQ of a tile some of whose keys are not finite, this thread's part 4 numbers at a time.
+//@ if takes_turns then
+static __device__ __forceinline__ void add_dq_with_care(float *to, const Consumer *consumer, const Before *before, const Work *work, unsigned ds, int index) {
+    await_turn(consumer, before);
+    const Rows rows = rows_of_dq(consumer, before);
+//@ else
 static __device__ __forceinline__ void add_dq_with_care(float *to, const Consumer *consumer, const Work *work, unsigned ds, int index) {
+//@ end
     const int thread = opaque(threadIdx.x), lane = thread % 32, row = 16 * (thread / 32 % 4) + lane / 4;
 //@ if two_tiles then
     const int first_query = index * tile_q + 64 * consumer->warpgroup + row, first_column = lane % 4 * 2;
@@ -168,7 +274,19 @@ static __device__ __forceinline__ void add_dq_with_care(float *to, const Consume
                 sum[2 * half + 1] += weight * k[1];
             }
         }
+//@ if takes_turns then
+        float *at = to + j * (4 * 128);
+        if (before->turn & is_last_turn) {
+            const float4 others = before->turn == is_last_turn ? float4{0, 0, 0, 0} : read_four(at);
+            finish_four(&rows, consumer->args, 8 * j, others.x + sum[0], others.y + sum[1], others.z + sum[2], others.w + sum[3]);
+        } else if (before->turn == 0) {
+            put_four(at, sum[0], sum[1], sum[2], sum[3]);
+        } else {
+            add_four(at, sum[0], sum[1], sum[2], sum[3]);
+        }
+//@ else
         add_four(to + j * (4 * 128), sum[0], sum[1], sum[2], sum[3]);
+//@ end
     }
 }
 
@@ -201,7 +319,7 @@ static __device__ __forceinline__ bool cared_for(const Consumer *consumer, const
     const unsigned tiles_q = (work.seq_q + tile_q - 1) / tile_q, head = before->place / tiles_q;
     work.head = head % consumer->args->heads_q;
     if (consumer->args->dq) {
-        add_dq_with_care(dq_of(consumer, before), consumer, &work, consumer->smem + smem_ds + buffer_of(before->nth) * ds_bytes, before->place - head * tiles_q);
+        //@ text("add_dq_with_care(dq_of(consumer, before), consumer, " .. (takes_turns and "before, " or "") .. "&work, consumer->smem + smem_ds + buffer_of(before->nth) * ds_bytes, before->place - head * tiles_q);")
     }
     return true;
 }
@@ -262,7 +380,10 @@ template <bool first>
     multiply_vdo(dp, consumer->v, operand(smem + smem_dout + at * dout_bytes, 1));
     add_to_columns(dp, consumer->ones, smem, 16 * tile_q, at);
     wgmma_commit();
-//@ if adds_dq then
+//@ if takes_turns then
+    const unsigned told[4] = {in_lane_0(&tile->what), in_lane_0(&consumer->statistics[at].is_large), in_lane_0(&tile->place), in_lane_0(&consumer->statistics[at].turn)};
+    const unsigned what = from_lane_0(told[0]), is_large = from_lane_0(told[1]), place = from_lane_0(told[2]), turn = from_lane_0(told[3]);
+//@ elseif adds_dq then
     const unsigned told[3] = {in_lane_0(&tile->what), in_lane_0(&consumer->statistics[at].is_large), in_lane_0(&tile->place)};
     const unsigned what = from_lane_0(told[0]), is_large = from_lane_0(told[1]), place = from_lane_0(told[2]);
 //@ elseif has_score then
@@ -368,6 +489,10 @@ template <bool first>
     wgmma_fence();
     multiply_dsq(dk, ds, operand(smem + smem_q + at * q_bytes, tile_q * 8));
     wgmma_commit();
+//@ if takes_turns then
+    if (!first) pass_turn(consumer, before);
+    before->turn = turn;
+//@ end
 //@ if adds_dq then
     before->nth = nth;
     before->place = place;
@@ -417,6 +542,9 @@ static __device__ __forceinline__ unsigned pass_first(const Consumer *consumer, 
     before->place = from_lane_0(told[1]);
     barrier_wait(bar_dout_full(smem, at), stage->parity);
     barrier_wait(bar_v_full(smem), consumer->parity);
+//@ if takes_turns then
+    before->turn = from_lane_0(in_lane_0(&consumer->statistics[at].turn));
+//@ end
     if (threadIdx.x % 32 == 0) barrier_arrive(bar_dout_empty(smem, at));
     wgmma_wait<0>();
     note_nonfinite(s, consumer);  // before dS is told to be there: who reads it may look
@@ -523,6 +651,9 @@ static __device__ __forceinline__ unsigned pass_first(const Consumer *consumer, 
         if (!none && !cared_for(&consumer, &before)) add_dq(dq, &consumer, &before);
 //@ else
         if (!none) add_dq(dq, &consumer, &before);
+//@ end
+//@ if takes_turns then
+        if (!none) pass_turn(&consumer, &before);
 //@ end
 //@ end
         __syncwarp();

@@ -61,5 +61,19 @@ extern "C" __global__ void __launch_bounds__(threads) ${symbol}(const __grid_con
     const int rows = first + tile_q < work.seq_q ? tile_q : end - first;
     float4 *to = (float4 *)(args.dq_sum + (head * end + first) * sum_columns);
     for (int i = threadIdx.x; i < rows * sum_columns / 4; i += threads) to[i] = float4{0, 0, 0, 0};
+//@ elseif c.turns then
+
+    // [2] clear turns, and dQ that nobody may add to
+    if (!args.dq) return;
+    const int first = work.tile * tile_q, tiles = (work.seq_q + dq_tile - 1) / dq_tile;
+    if (first % dq_tile == 0 && threadIdx.x < turns) args.turns[(head * tiles + first / dq_tile) * turns + threadIdx.x] = 0;
+//@ if not has_mask then
+    if (args.seq_k > 0) return;
+//@ end
+    for (int i = threadIdx.x; i < tile_q * dim_qk / 8; i += threads) {
+        const int of_row = first + i / (dim_qk / 8), column = i % (dim_qk / 8) * 8;
+        unsigned short *to = args.dq + work.batch * args.dq_stride_batch + of_row * args.dq_stride_seq + work.head * args.dq_stride_head + column;
+        if (of_row < work.seq_q) *(uint4 *)to = uint4{0, 0, 0, 0};
+    }
 //@ end
 }

@@ -13,7 +13,7 @@
 #define __forceinline__ inline
 #define __launch_bounds__(...)
 #define __grid_constant__
-#define __shared__    static  // blocks run one after another
+#define __shared__    static  // blocks of kernels that have some run one after another
 #define __align__(n) __attribute__((aligned(n)))
 #define threadIdx    emu_thread
 #define blockIdx     emu_block
@@ -220,6 +220,15 @@ static inline void ptx_store_4_words(unsigned short *to, unsigned x, unsigned y,
     memcpy(to, words, 16);
 }
 
+static inline void ptx_put_4_floats(float *to, float x, float y, float z, float w) {
+    const float four[4] = {x, y, z, w};
+    if ((uintptr_t)to % 16) emu_fail("16 bytes are stored at %p", (void *)to);
+    memcpy(to, four, sizeof four);
+}
+static inline void ptx_get_4_floats(float &x, float &y, float &z, float &w, const float *from) {
+    if ((uintptr_t)from % 16) emu_fail("16 bytes are read at %p", (const void *)from);
+    x = from[0], y = from[1], z = from[2], w = from[3];
+}
 static inline void ptx_add_4_floats(float *to, float x, float y, float z, float w) {
     const float more[4] = {x, y, z, w};
     if ((uintptr_t)to % 16) emu_fail("16 bytes are added to at %p", (void *)to);

@@ -82,20 +82,25 @@ typedef struct copy {
 emu_index emu_thread, emu_block, emu_grid;
 unsigned char *emu_shared;
 
+typedef struct block {
+    fiber fibers[MAX_THREADS];
+    warp warps[MAX_WARPS];
+    barrier barriers[MAX_BARRIERS];
+    int num_barriers;
+    copy copies[MAX_COPIES];
+    int num_copies;
+    struct {
+        int num_arrived;
+        long num_turns;
+    } named[NUM_NAMED + 1]; /* the last is __syncthreads() */
+    unsigned char *shared;
+} block;
+
 static const emu_launch *launch;
 static ucontext_t scheduler_begins;
 static jmp_buf scheduler;
-static fiber fibers[MAX_THREADS];
-static warp warps[MAX_WARPS];
-static barrier barriers[MAX_BARRIERS];
-static int num_barriers;
-static copy copies[MAX_COPIES];
-static int num_copies;
-static struct {
-    int num_arrived;
-    long num_turns;
-} named[NUM_NAMED + 1]; /* the last is __syncthreads() */
-static long progress;   /* grows with whatever happens */
+static block *blocks[EMU_MAX_BLOCKS], *now; /* those that run together, and the one whose turn it is */
+static long progress;                       /* grows with whatever happens */
 static uint64_t random_state;
 static char failure[2048];
 
@@ -106,8 +111,8 @@ static unsigned random_below(unsigned limit) {
     return (unsigned)((x ^ x >> 31) >> 32) % limit;
 }
 
-static fiber *this_fiber(void) { return &fibers[emu_thread.x]; }
-static warp *this_warp(void) { return &warps[emu_thread.x / LANES]; }
+static fiber *this_fiber(void) { return &now->fibers[emu_thread.x]; }
+static warp *this_warp(void) { return &now->warps[emu_thread.x / LANES]; }
 static unsigned this_lane(void) { return emu_thread.x % LANES; }
 
 static void leave(const char *waits_for) {
@@ -160,6 +165,8 @@ void emu_check_shared(unsigned at, unsigned bytes) {
         emu_fail("%u bytes at %u of %u bytes of shared memory", bytes, at, launch->smem_bytes);
 }
 
+void emu_poll(void) { leave("another block"); }
+
 /* -- Warps and blocks that meet ----------------------------------------------------------------------- */
 
 /* Lanes wait for each other; the last to come acts for all. */
@@ -187,14 +194,14 @@ const uint64_t *emu_exchange(const char *what, uint64_t value) {
 }
 
 static void come(int index, int num_threads, bool waits, const char *what) {
-    long turn = named[index].num_turns;
-    if (++named[index].num_arrived == num_threads) {
-        named[index].num_arrived = 0;
-        named[index].num_turns++;
+    long turn = now->named[index].num_turns;
+    if (++now->named[index].num_arrived == num_threads) {
+        now->named[index].num_arrived = 0;
+        now->named[index].num_turns++;
         progress++;
         return;
     }
-    if (waits) wait_while(&named[index].num_turns, turn, what);
+    if (waits) wait_while(&now->named[index].num_turns, turn, what);
 }
 
 void emu_block_sync(void) { come(NUM_NAMED, (int)launch->threads, true, "__syncthreads"); }
@@ -207,8 +214,8 @@ void emu_named_barrier(int id, int num_threads, int waits) {
 /* -- Barriers in shared memory ------------------------------------------------------------------------ */
 
 static barrier *barrier_at(unsigned at) {
-    for (int i = 0; i < num_barriers; i++)
-        if (barriers[i].at == at) return &barriers[i];
+    for (int i = 0; i < now->num_barriers; i++)
+        if (now->barriers[i].at == at) return &now->barriers[i];
     return NULL;
 }
 
@@ -227,9 +234,9 @@ static void complete(barrier *b) {
 
 void emu_barrier_init(unsigned at, int arrivals) {
     emu_check_shared(at, 8);
-    if (barrier_at(at) || num_barriers == MAX_BARRIERS)
+    if (barrier_at(at) || now->num_barriers == MAX_BARRIERS)
         emu_fail("barrier at %u initialised again, or too many", at);
-    barriers[num_barriers++] = (barrier){.at = at, .arrivals = arrivals, .pending = arrivals};
+    now->barriers[now->num_barriers++] = (barrier){.at = at, .arrivals = arrivals, .pending = arrivals};
 }
 
 void emu_barrier_arrive(unsigned at, int bytes) {
@@ -287,8 +294,8 @@ static void store_piece(unsigned char *smem, unsigned char *tensor, unsigned byt
 }
 
 static void start_copy(bool is_load, unsigned smem, const void *map, const int *at, unsigned bar) {
-    copy *c = &copies[num_copies];
-    if (num_copies == MAX_COPIES) emu_fail("more than %d copies are pending", MAX_COPIES);
+    copy *c = &now->copies[now->num_copies];
+    if (now->num_copies == MAX_COPIES) emu_fail("more than %d copies are pending", MAX_COPIES);
     *c = (copy){.smem = smem, .barrier = bar, .thread = emu_thread.x, .is_load = is_load};
     memcpy(&c->map, map, sizeof c->map);
     memcpy(c->at, at, sizeof c->at);
@@ -301,7 +308,7 @@ static void start_copy(bool is_load, unsigned smem, const void *map, const int *
         memset(emu_shared + smem, 0xff, box_bytes(&c->map));
         launch->loaded[emu_block.x] += box_bytes(&c->map);
     }
-    num_copies++;
+    now->num_copies++;
 }
 
 void emu_load(unsigned to, const void *map, int column, int row, int chunk, int head, int batch,
@@ -315,8 +322,8 @@ void emu_store(const void *map, int column, int row, int chunk, int head, int ba
 
 /* Of the thread that has started them. */
 void emu_stores_wait(void) {
-    for (int i = 0; i < num_copies;) {
-        if (copies[i].is_load || copies[i].thread != emu_thread.x) {
+    for (int i = 0; i < now->num_copies;) {
+        if (now->copies[i].is_load || now->copies[i].thread != emu_thread.x) {
             i++;
             continue;
         }
@@ -337,13 +344,13 @@ static void do_copy(const copy *c) {
 /* One round less to wait; with `all`, all are done. */
 static void move_copies(bool all) {
     int kept = 0;
-    for (int i = 0; i < num_copies; i++) {
-        if (all || --copies[i].rounds <= 0)
-            do_copy(&copies[i]);
+    for (int i = 0; i < now->num_copies; i++) {
+        if (all || --now->copies[i].rounds <= 0)
+            do_copy(&now->copies[i]);
         else
-            copies[kept++] = copies[i];
+            now->copies[kept++] = now->copies[i];
     }
-    num_copies = kept;
+    now->num_copies = kept;
 }
 
 /* -- Products ----------------------------------------------------------------------------------------- */
@@ -461,7 +468,7 @@ void emu_wgmma(int n, int is_bf16, int adds, float *sum, const unsigned *a, uint
 static void finish_groups(warp *w, int left) {
     while (w->num_groups > left) {
         int num = w->groups[0];
-        for (int i = 0; i < num; i++) multiply(&w->products[i], (unsigned)(w - warps));
+        for (int i = 0; i < num; i++) multiply(&w->products[i], (unsigned)(w - now->warps));
         w->num_products -= num;
         w->num_groups--;
         memmove(w->products, w->products + num, (size_t)w->num_products * sizeof *w->products);
@@ -513,15 +520,16 @@ static bool begin_fiber(fiber *f) {
 
 static bool begin_block(void) {
     unsigned num_warps = launch->threads / LANES;
-    memset(emu_shared, 0xff, MAX_SMEM_BYTES);
-    memset(named, 0, sizeof named);
-    num_barriers = num_copies = 0;
+    memset(now->named, 0, sizeof now->named);
+    memset(now->shared, 0xff, MAX_SMEM_BYTES);
+    now->num_barriers = now->num_copies = 0;
     for (unsigned i = 0; i < num_warps; i++) {
-        warps[i].num_met = warps[i].num_products = warps[i].num_open = warps[i].num_groups = 0;
-        warps[i].is_slow = random_below(3) == 0;
+        now->warps[i].num_met = now->warps[i].num_products = now->warps[i].num_open =
+            now->warps[i].num_groups = 0;
+        now->warps[i].is_slow = random_below(3) == 0;
     }
     for (unsigned i = 0; i < launch->threads; i++)
-        if (!begin_fiber(&fibers[i])) return false;
+        if (!begin_fiber(&now->fibers[i])) return false;
     return true;
 }
 
@@ -530,48 +538,74 @@ static unsigned run_round(void) {
     unsigned left = 0, first = random_below(launch->threads);
     for (unsigned i = 0; i < launch->threads && !failure[0]; i++) {
         unsigned thread = (first + i) % launch->threads;
-        if (fibers[thread].is_done) continue;
+        if (now->fibers[thread].is_done) continue;
         left++;
-        if (fibers[thread].word && *fibers[thread].word == fibers[thread].value) continue;
-        if (warps[thread / LANES].is_slow && random_below(8)) continue;
+        if (now->fibers[thread].word && *now->fibers[thread].word == now->fibers[thread].value) continue;
+        if (now->warps[thread / LANES].is_slow && random_below(8)) continue;
         emu_thread.x = thread;
-        go_on(&fibers[thread]);
+        go_on(&now->fibers[thread]);
     }
     return left;
 }
 
-static void report_deadlock(void) {
+static void report_deadlock(unsigned num) {
     char text[1024];
     int used = 0;
-    for (unsigned i = 0; i < launch->threads && used < 900; i += LANES)
-        used += snprintf(text + used, sizeof text - (size_t)used, " %u: %s;", i / LANES,
-                         fibers[i].is_done ? "done" : fibers[i].waits_for);
-    for (int i = 0; i < num_barriers && used < 900; i++)
-        used += snprintf(text + used, sizeof text - (size_t)used, " [%u]: %d to come, %ld bytes, phase %ld;",
-                         barriers[i].at, barriers[i].pending, barriers[i].bytes, barriers[i].phase);
-    report("deadlock. Warps wait for%s", text);
+    for (unsigned n = 0; n < num && used < 900; n++) {
+        const block *b = blocks[n];
+        used += snprintf(text + used, sizeof text - (size_t)used, " (%u)", n);
+        for (unsigned i = 0; i < launch->threads && used < 900; i += LANES)
+            if (!b->fibers[i].is_done)
+                used += snprintf(text + used, sizeof text - (size_t)used, " %u: %s;", i / LANES,
+                                 b->fibers[i].waits_for);
+        for (int i = 0; i < b->num_barriers && used < 900; i++)
+            used += snprintf(text + used, sizeof text - (size_t)used,
+                             " [%u]: %d to come, %ld bytes, phase %ld;", b->barriers[i].at,
+                             b->barriers[i].pending, b->barriers[i].bytes, b->barriers[i].phase);
+    }
+    report("deadlock. Warps of blocks wait for%s", text);
 }
 
 static void check_end(void) {
-    for (int i = 0; i < num_copies; i++)
-        if (copies[i].is_load) report("the block ended before a load was done");
+    for (int i = 0; i < now->num_copies; i++)
+        if (now->copies[i].is_load) report("the block ended before a load was done");
     for (unsigned i = 0; i < launch->threads / LANES; i++)
-        if (warps[i].num_products) report("warp %u ended before its products were done", i);
+        if (now->warps[i].num_products) report("warp %u ended before its products were done", i);
 }
 
-static void run_block(void) {
+/* It is block `index`'s turn, which runs as the n-th of those that run together. */
+static bool take_block(unsigned n, unsigned index) {
+    if (!blocks[n] && !(blocks[n] = calloc(1, sizeof **blocks))) return false;
+    now = blocks[n];
+    if (!now->shared && !(now->shared = aligned_alloc(1024, MAX_SMEM_BYTES))) return false;
+    emu_shared = now->shared;
+    emu_block.x = index;
+    return true;
+}
+
+/* Blocks first..first + num - 1, a round of each in turn. */
+static void run_blocks(unsigned first, unsigned num) {
     int idle = 0;
-    while (!failure[0]) {
+    for (unsigned left = num; left && !failure[0];) {
         long before = progress;
-        if (run_round() == 0) break;
-        move_copies(false);
-        for (unsigned i = 0; i < launch->threads / LANES && random_below(50) == 0; i++)
-            warps[i].is_slow = random_below(3) == 0;
-        idle = progress == before && num_copies == 0 ? idle + 1 : 0;
-        if (idle == DEADLOCK_ROUNDS) report_deadlock();
+        bool copies_move = false;
+        left = 0;
+        for (unsigned n = 0; n < num && !failure[0]; n++) {
+            take_block(n, first + n);
+            left += run_round() != 0;
+            move_copies(false);
+            copies_move = copies_move || now->num_copies;
+            for (unsigned i = 0; i < launch->threads / LANES && random_below(50) == 0; i++)
+                now->warps[i].is_slow = random_below(3) == 0;
+        }
+        idle = progress == before && !copies_move ? idle + 1 : 0;
+        if (idle == DEADLOCK_ROUNDS) report_deadlock(num);
     }
-    if (!failure[0]) check_end();
-    if (!failure[0]) move_copies(true);
+    for (unsigned n = 0; n < num && !failure[0]; n++) {
+        take_block(n, first + n);
+        check_end();
+        if (!failure[0]) move_copies(true);
+    }
 }
 
 const char *emu_run(const emu_launch *what) {
@@ -580,13 +614,14 @@ const char *emu_run(const emu_launch *what) {
     random_state = launch->seed;
     emu_grid.x = launch->blocks;
     make_values();
-    if (!emu_shared) emu_shared = aligned_alloc(1024, MAX_SMEM_BYTES);
-    if (!emu_shared || launch->threads > MAX_THREADS || launch->threads % LANES ||
-        launch->smem_bytes > MAX_SMEM_BYTES)
+    if (launch->threads > MAX_THREADS || launch->threads % LANES || launch->smem_bytes > MAX_SMEM_BYTES)
         return "the block is too large";
-    for (emu_block.x = 0; emu_block.x < launch->blocks && !failure[0]; emu_block.x++) {
-        if (!begin_block()) return "no memory for threads";
-        run_block();
+    const unsigned together = launch->stays ? launch->blocks : 1;
+    if (together > EMU_MAX_BLOCKS) return "too many blocks that stay";
+    for (unsigned first = 0; first < launch->blocks && !failure[0]; first += together) {
+        for (unsigned n = 0; n < together; n++)
+            if (!take_block(n, first + n) || !begin_block()) return "no memory for a block";
+        run_blocks(first, together);
     }
     return failure[0] ? failure : NULL;
 }

@@ -24,14 +24,18 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+#include <stdbool.h>
 #include <stdint.h>
 
 #define EMU_API __attribute__((visibility("default")))
+
+enum { EMU_MAX_BLOCKS = 8 }; /* that run together */
 
 typedef struct emu_launch {
     void (*kernel)(const void *args);
     const void *args;
     unsigned blocks, threads, smem_bytes;
+    bool stays; /* all blocks run together, else one after the other */
     uint64_t seed;
     uint64_t *loaded; /* [blocks]: bytes that each has loaded are added */
 } emu_launch;
@@ -59,6 +63,8 @@ extern EMU_API unsigned char *emu_shared;
 EMU_API void emu_fail(const char *format, ...) __attribute__((noreturn, format(printf, 1, 2)));
 EMU_API void emu_check_shared(unsigned at, unsigned bytes);
 
+/* Waits, at least a turn of all, for what another block may do. */
+EMU_API void emu_poll(void);
 EMU_API void emu_block_sync(void);
 EMU_API void emu_named_barrier(int id, int num_threads, int waits);
 EMU_API void emu_barrier_init(unsigned barrier, int arrivals);

@@ -225,9 +225,9 @@ function tests.hopper_backward()
         "forward tma hopper sm_90a, backward_delta tma hopper sm_90a, backward_dkv tma hopper sm_90a, backward_dq tma hopper sm_90a")
     equal(of "bf16 d=192:128", "backward_delta tma hopper sm_90a, backward_dkv tma hopper sm_90a, backward_dq tma hopper sm_90a")
     equal(of "bf16 d=64 score={softcap(30)}", "backward_delta tma hopper sm_90a, backward_dkv tma hopper sm_90a, backward_dq tma hopper sm_90a")
-    equal(must_plan({problem = "bf16 d=64:136 backward", target = "hopper", arch = "sm_90"}).schedule_backward, "tile=64x64 stages=2")
-    equal(must_plan({problem = "bf16 d=64:128 backward", target = "hopper", arch = "sm_90"}).schedule_backward, "tile=64x128 stages=2")
-    equal(must_plan({problem = "bf16 d=64 backward", target = "hopper", arch = "sm_90"}).schedule_backward, "tile=128x128 stages=3")
+    equal(must_plan({problem = "bf16 d=64:136 backward", target = "hopper", arch = "sm_90"}).schedule_backward, "tile=64x64 stages=2 dq_turns=0")
+    equal(must_plan({problem = "bf16 d=64:128 backward", target = "hopper", arch = "sm_90"}).schedule_backward, "tile=64x128 stages=2 dq_turns=0")
+    equal(must_plan({problem = "bf16 d=64 backward", target = "hopper", arch = "sm_90"}).schedule_backward, "tile=128x128 stages=3 dq_turns=0")
     for text, needed in pairs {["tile=128x128 stages=2"] = "tile_q 128: with d=128 dQ of 64 rows and all columns leaves no registers",
                                ["tile=64x64 stages=2"] = "tile=64x64: with d=128:128 a block has 128 keys, and 64 or 128 queries at a time",
                                ["tile=64x128 stages=9"] = "bytes of shared memory, a block of sm_90 has 232448", ["tile=64x128 stages=1"] = "stages=1 is not an integer from 2"} do

@@ -1,3 +1,6 @@
+//@ -- Blocks add to dQ of a tile of queries in the order in which they take the tiles of keys that it sees: sums are the same in every
+//@ -- run, the first needs no zeros and the last leaves dQ as it is wanted. Who waits waits for a work that was taken before.
+//@ local takes_turns = c.dq_turns == 1
 //@ part("lane_0")
 
 // What is told of a tile of queries with it.
@@ -19,8 +22,16 @@ typedef struct Told {
 typedef struct Statistics {
     uint4 lse[tile_q], delta[tile_q];  // in units of S, and D; negative
     float exact_lse[tile_q];
-    unsigned is_large, unused[3];      // an LSE is large: the scale multiplies before exact_lse is subtracted
+    unsigned is_large;                 // an LSE is large: the scale multiplies before exact_lse is subtracted
+//@ if takes_turns then
+    unsigned turn, unused[2];          // of the work in adding to dQ: see turn_of
+//@ else
+    unsigned unused[3];
+//@ end
 } Statistics;
+//@ if takes_turns then
+constexpr unsigned is_last_turn = 0x80000000u;
+//@ end
 
 //@ part("stage", {what = "queries and dO"})
 
@@ -54,7 +65,7 @@ static __device__ __forceinline__ Work work_of(const LoomArgs *args, int place) 
 //@ end
     const int batch = head / args->heads_kv, head_kv = head - batch * args->heads_kv;
     Work work = {batch, head_kv * args->group, head_kv, row, args->seq_q, args->seq_k, args->q_start, args->k_start};
-//@ if listed and not even then
+//@ if listed and not even and not takes_turns then
     work.tile = tile_at(args, mask_of(args, batch, work.head), row);
 //@ end
     return work;
@@ -176,6 +187,43 @@ static __device__ __forceinline__ void load_keys(const LoomArgs *args, unsigned 
     }
 }
 
+//@ if takes_turns then
+//@ if has_mask then
+// Whether the work that has another tile of keys visits a tile of queries.
+static __device__ __forceinline__ bool visits(const LoomArgs *args, const Work *work, int tile_of_keys, int tile) {
+//@ if listed then
+    return ((const unsigned char *)args->classes)[(first_chunk(args, work) + (tile_of_keys - work->tile) * chunks_of(work)) * (long long)class_chunk + tile] != 0;
+//@ else
+    const int first = tile_of_keys * tile_k, last = min(first + tile_k, work->seq_k) - 1, query = work->q_start + tile * tile_q;
+    Span outer, inner;
+    visible_queries(args, work, work->k_start + first, work->k_start + last, &outer, &inner);
+    return outer.lo < query + tile_q && outer.hi >= query;
+//@ end
+}
+
+//@ end
+// When a work adds to dQ of a tile of queries: behind the work with the tile of keys that is the result - 1, which is marked if no
+// other work follows; 0: as the first.
+static __device__ __forceinline__ unsigned turn_of(const LoomArgs *args, const Work *work, int tile) {
+    const int tiles = (work->seq_k + tile_k - 1) / tile_k;
+//@ if not has_mask then
+    return work->tile + 1 < tiles ? work->tile : work->tile | is_last_turn;
+//@ else
+    const int lane = threadIdx.x % 32;
+    unsigned turn = 0, found = 0;
+    for (int other = work->tile - 1; other >= 0 && !found; other -= 32) {
+        found = __ballot_sync(~0u, other - lane >= 0 && visits(args, work, other - lane, tile));
+        if (found) turn = other - (__ffs(found) - 1) + 1;
+    }
+    found = 0;
+    for (int other = work->tile + 1; other < tiles && !found; other += 32) {
+        found = __ballot_sync(~0u, other + lane < tiles && visits(args, work, other + lane, tile));
+    }
+    return found ? turn : turn | is_last_turn;
+//@ end
+}
+
+//@ end
 // Three bf16 whose sum is x to 24 bits, and zeros.
 static __device__ __forceinline__ uint4 in_three(float x) {
     const unsigned hi = __float_as_uint(x) & 0xffff0000;
@@ -202,6 +250,9 @@ template <bool of_lse> static __device__ __forceinline__ void tell_work(const Lo
         bool large = false;
 #pragma unroll
         for (int i = 0; i < rows; ++i) x[i] = first_row + 32 * i < args->seq_q ? from[(first_row + 32 * i) * step] : of_lse ? unseen : 0;
+//@ if takes_turns then
+        const unsigned turn = of_lse ? 0 : turn_of(args, work, way.tile);
+//@ end
         more = way_next(args, &way);
         Statistics *to = &statistics[stage->index];
         if (of_lse) {
@@ -212,6 +263,9 @@ template <bool of_lse> static __device__ __forceinline__ void tell_work(const Lo
             if (lane == 0) to->is_large = large;
         } else {
             barrier_wait(bar_dout_empty(smem, stage->index), stage->parity);
+//@ if takes_turns then
+            if (lane == 0) to->turn = turn;
+//@ end
         }
 #pragma unroll
         for (int i = 0; i < rows; ++i) {
