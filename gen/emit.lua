@@ -163,7 +163,7 @@ local function regions_of(list)
     local function add(region)
         local factors = {}
         for i, dim in ipairs(region.dims) do factors[i] = " * " .. dim_text(dim, "args.") end
-        regions[#regions + 1] = {name = region.place, place = region.place, type = region.type, doc = region.doc, clear = region.clear,
+        regions[#regions + 1] = {name = region.place, place = region.place, type = region.type, doc = region.doc,
                                  bytes = region.bytes, size = ("(size_t)%d%s"):format(region.bytes, table.concat(factors))}
         found[region.place] = true
     end

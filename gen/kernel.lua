@@ -7,7 +7,7 @@ grid, workspace. Emission (emit.lua) and the runtime (descriptors, docs/design.m
      constants = {{name, value, comment}, ...}, shared = {{name, bytes, comment}, ...}, phases = {text, ...},
      grid = {batch=, heads=, seq=, rows=, persistent = blocks a multiprocessor that share out the tiles, or nil}, needs=,
      workspace = list of {name=, place=, type=, bytes=, dims=, prepared=, doc=}: bytes for each of the dims, which are texts as of
-     arrays; kernels that name the same place share it, prepared: it depends on the mask alone, clear: a launch begins with zeros
+     arrays; kernels that name the same place share it, prepared: it depends on the mask alone;
      target=, maps = tensor maps it takes, see abi.lua, or nil,
      walks = {over=, own=, other=, parts=}: tiles of keys or queries that it visits, whether of the mask they are `listed`,
      prepares: it makes what is prepared; overlapped: the next kernel may begin when all its blocks have, overlaps: it may begin then
@@ -830,10 +830,7 @@ function kernel.list(problem, pass, target, s)
     for _, make in ipairs(LISTS[target][pass](problem, s)) do
         local k = make(problem, s)
         local workspace = pass == "backward" and backward_workspace(problem, target, s) or {}
-        if k.grid.persistent and pass == "backward" then
-            workspace[#workspace + 1] = {name = "taken", type = "unsigned", bytes = 4, dims = {}, clear = true,
-                                         doc = "works that blocks have taken beside their first; a launch begins with 0"}
-        elseif k.grid.persistent and listed and not functions.uses(problem).even then
+        if k.grid.persistent and (pass == "backward" or listed and not functions.uses(problem).even) then
             workspace[#workspace + 1] = {name = "taken", type = "unsigned long long", bytes = 8, dims = {},
                                          doc = "works that blocks have taken beside their first, see count_begin"}
         end

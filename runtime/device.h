@@ -62,8 +62,6 @@ typedef struct loom__launch_config {
       (loom__device_ptr to, const void *from, size_t bytes, loom__cuda_handle stream))                       \
     X(memory_download_async, cuMemcpyDtoHAsync_v2,                                                           \
       (void *to, loom__device_ptr from, size_t bytes, loom__cuda_handle stream))                             \
-    X(memory_fill, cuMemsetD8Async,                                                                          \
-      (loom__device_ptr to, unsigned char value, size_t bytes, loom__cuda_handle stream))                    \
     X(stream_create, cuStreamCreate, (loom__cuda_handle *stream, unsigned flags))                            \
     X(stream_destroy, cuStreamDestroy_v2, (loom__cuda_handle stream))                                        \
     X(stream_synchronize, cuStreamSynchronize, (loom__cuda_handle stream))                                   \

@@ -733,7 +733,6 @@ static void take_kernel(lua_State *lua, job *j, int table, loom__kernel_text *k)
         regions[i].place = text_field(lua, j, row, "place");
         regions[i].bytes = integer_field(lua, row, "bytes");
         regions[i].prepared = bool_field(lua, row, "prepared");
-        regions[i].clear = bool_field(lua, row, "clear");
         regions[i].num_dims = list_field(lua, row, "dims");
         if (regions[i].num_dims > LOOM__REGION_DIMS) luaL_error(lua, "a region has too many dims");
         for (int32_t axis = 0; axis < regions[i].num_dims; axis++) {

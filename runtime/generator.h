@@ -63,7 +63,6 @@ typedef struct loom__region_text {
     int32_t num_dims;
     const char *dims[LOOM__REGION_DIMS];
     bool prepared; /* depends on the mask alone */
-    bool clear;    /* a launch begins with zeros */
 } loom__region_text;
 
 typedef struct loom__kernel_text {

@@ -529,29 +529,12 @@ static loom_status launch_kernel(const loom_plan *plan, const loom__plan_kernel 
     return result ? loom__driver_check(plan->driver, result, kernel->facts.symbol, error) : LOOM_OK;
 }
 
-/* Regions that kernels find cleared. Host kernels have none. */
-static loom_status clear_regions(const loom_plan *plan, const loom__plan_pass *pass, const int64_t *values,
-                                 void *stream, loom_error *error) {
-    for (int32_t i = 0; i < pass->num_regions; i++) {
-        const loom__region *region = &pass->regions[i];
-        uint64_t size = (uint64_t)region->bytes;
-        if (!region->clear) continue;
-        for (int32_t axis = 0; axis < region->num_dims; axis++)
-            size *= (uint64_t)extent_of(&region->dims[axis], values);
-        int result =
-            plan->driver->memory_fill((loom__device_ptr)values[LOOM__VALUE_REGIONS + i], 0, size, stream);
-        if (result) return loom__driver_check(plan->driver, result, "cuMemsetD8Async", error);
-    }
-    return LOOM_OK;
-}
-
 /* Which kernels of a variant a launch is of. */
 typedef enum role { ALL, ALL_BUT_PREPARING, PREPARING } role;
 
-/* What is prepared, or cleared, for kernels that have no blocks, is left out. */
-static loom_status launch_all(const loom_plan *plan, const loom__plan_pass *pass,
-                              const loom__plan_variant *variant, role which, uint32_t wanted,
-                              const int64_t *values, const launch_maps *maps, void *stream,
+/* What is prepared for kernels that have no blocks is left out. */
+static loom_status launch_all(const loom_plan *plan, const loom__plan_variant *variant, role which,
+                              uint32_t wanted, const int64_t *values, const launch_maps *maps, void *stream,
                               loom_error *error) {
     const loom__plan_kernel *kernels = &plan->kernels[variant->first];
     int64_t blocks[LOOM__MAX_PASS_KERNELS];
@@ -572,7 +555,6 @@ static loom_status launch_all(const loom_plan *plan, const loom__plan_pass *pass
         any |= blocks[i] && !kernels[i].prepares;
     }
     if (!any) return LOOM_OK;
-    if (which != PREPARING) LOOM_TRY(plan->context, clear_regions(plan, pass, values, stream, error));
     bool follows = false;
     for (int32_t i = 0; i < count; i++) {
         if (!blocks[i]) continue;
@@ -626,8 +608,8 @@ static loom_status launch_variant(const loom_plan *plan, loom_pass pass, const l
         const loom__plan_variant *variant = &kernels->variants[i];
         if (bits % (uint64_t)variant->alignment == 0 &&
             encode_maps(plan, args, variant, &maps, &refused, &result))
-            return launch_all(plan, kernels, variant, args->prepared ? ALL_BUT_PREPARING : ALL, wanted,
-                              values, &maps, stream, error);
+            return launch_all(plan, variant, args->prepared ? ALL_BUT_PREPARING : ALL, wanted, values, &maps,
+                              stream, error);
     }
     if (refused >= 0) return fail_map(plan, args, refused, result, error);
     return fail_alignment(plan, args, pass, kernels->variants[0].alignment, error);
@@ -739,8 +721,8 @@ static loom_status run_preparing(launch_job *job, loom_error *error) {
             const loom__plan_variant *variant = &kernels->variants[i];
             if (!(variant->prepares & ~made)) continue;
             made |= variant->prepares;
-            LOOM_TRY(plan->context, launch_all(plan, kernels, variant, PREPARING, UINT32_MAX, job->values,
-                                               NULL, job->stream, error));
+            LOOM_TRY(plan->context,
+                     launch_all(plan, variant, PREPARING, UINT32_MAX, job->values, NULL, job->stream, error));
         }
     }
     return LOOM_OK;

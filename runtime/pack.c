@@ -8,7 +8,7 @@
 
 #include "device.h"
 
-static const char FAMILY[] = "attnloom pack", FORMAT_VERSION[] = "2";
+static const char FAMILY[] = "attnloom pack", FORMAT_VERSION[] = "3";
 static const char NO_PACK[] = "it is no pack: it does not begin with 'attnloom pack'";
 
 enum { ALIGNMENT = 16 };

@@ -1,6 +1,6 @@
 /* pack.h - kernels built ahead, as one file or as bytes in the program: a container of cache entries.
  *
- *   attnloom pack 2
+ *   attnloom pack 3
  *   digest 82c1...                     of the text that follows, up to the binaries
  *   library 0.1.0
  *   grammar 1                          of problem texts

@@ -273,10 +273,8 @@ static loom_status read_regions(loom__plan_pass *pass, const loom__kernel_text *
         loom__region *region = &pass->regions[at];
         if (at == pass->num_regions) {
             pass->num_regions++;
-            *region = (loom__region){.place = from->place,
-                                     .num_dims = from->num_dims,
-                                     .prepared = from->prepared,
-                                     .clear = from->clear};
+            *region =
+                (loom__region){.place = from->place, .num_dims = from->num_dims, .prepared = from->prepared};
             for (int32_t axis = 0; axis < from->num_dims; axis++)
                 LOOM_TRY(NULL, read_dim(from->dims[axis], &region->dims[axis], from->place, error));
         }

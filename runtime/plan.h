@@ -104,7 +104,7 @@ typedef struct loom__region {
     int64_t bytes;
     int32_t num_dims;
     loom__dim dims[LOOM__REGION_DIMS];
-    bool prepared, clear;
+    bool prepared;
 } loom__region;
 
 typedef struct loom__plan_variant {

@@ -58,8 +58,7 @@ static void print_kernel(printer *p, const loom__kernel_text *k) {
     print(p, "regions %d\n", k->num_regions);
     for (int32_t i = 0; i < k->num_regions; i++) {
         const loom__region_text *r = &k->regions[i];
-        print(p, "region %s %lld %d %d %d", r->place, (long long)r->bytes, r->prepared, r->clear,
-              r->num_dims);
+        print(p, "region %s %lld %d %d", r->place, (long long)r->bytes, r->prepared, r->num_dims);
         print_words(p, r->dims, r->num_dims);
     }
     print(p, "rows %d\n", k->num_rows);
@@ -195,7 +194,6 @@ static void take_kernel(reader *r, loom__kernel_text *k) {
         regions[i].place = take_word(r);
         regions[i].bytes = take_number(r, 0, INT64_MAX);
         regions[i].prepared = take_int(r);
-        regions[i].clear = take_int(r);
         regions[i].num_dims = take_count(r, LOOM__REGION_DIMS);
         for (int32_t axis = 0; axis < regions[i].num_dims; axis++) regions[i].dims[axis] = take_word(r);
     }

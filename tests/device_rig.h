@@ -57,10 +57,6 @@ static int f_encode(void *map, int type, unsigned rank, void *address, const uin
     (void)promotion, (void)fill;
     return !map || !address;
 }
-static int f_fill(loom__device_ptr to, unsigned char value, size_t bytes, loom__cuda_handle stream) {
-    (void)bytes, (void)stream;
-    return !to || value;
-}
 static int f_set(loom__cuda_handle function, int attribute, int value) {
     return !function || attribute < 0 || value < 0;
 }
@@ -83,7 +79,6 @@ static const loom__driver_api DRIVER = {.init = f_init,
                                         .module_function = f_function,
                                         .function_set = f_set,
                                         .launch = f_launch,
-                                        .memory_fill = f_fill,
                                         .map_encode = f_encode};
 
 /* A context with a device of that compute capability and with the stand-in for NVRTC. */

@@ -233,9 +233,6 @@ static int d_free(loom__device_ptr pointer) { return free((void *)(uintptr_t)poi
 static int d_upload(loom__device_ptr to, const void *from, size_t bytes) {
     return memcpy((void *)(uintptr_t)to, from, bytes), 0;
 }
-static int d_fill(loom__device_ptr to, unsigned char value, size_t bytes, loom__cuda_handle stream) {
-    return (void)stream, memset((void *)(uintptr_t)to, value, bytes), 0;
-}
 static int d_download(void *to, loom__device_ptr from, size_t bytes) {
     return memcpy(to, (void *)(uintptr_t)from, bytes), 0;
 }
@@ -294,7 +291,6 @@ static const loom__driver_api DRIVER = {.init = d_init,
                                         .memory_alloc = d_alloc,
                                         .memory_free = d_free,
                                         .memory_upload = d_upload,
-                                        .memory_fill = d_fill,
                                         .memory_download = d_download,
                                         .memory_upload_async = d_upload_async,
                                         .memory_download_async = d_download_async,

@@ -38,8 +38,6 @@ static struct fake {
     bool quiet; /* launches are not recorded */
     bool refuses_broadcast;
     int num_maps;
-    void *filled; /* last */
-    size_t filled_bytes;
 } fake;
 
 /* Contexts that are current belong to a thread; all else above is under the lock where threads load kernels.
@@ -130,12 +128,6 @@ static int f_launch(loom__cuda_handle function, unsigned grid_x, unsigned grid_y
     return 0;
 }
 
-static int f_fill(loom__device_ptr to, unsigned char value, size_t bytes, loom__cuda_handle stream) {
-    fake.filled = (void *)(uintptr_t)to;
-    fake.filled_bytes = bytes;
-    return value || !stream;
-}
-
 static int f_encode(void *map, int type, unsigned rank, void *address, const uint64_t *extents,
                     const uint64_t *strides, const uint32_t *box, const uint32_t *steps, int interleave,
                     int swizzle, int promotion, int fill) {
@@ -179,7 +171,6 @@ static const loom__driver_api DRIVER = {.init = f_init,
                                         .module_function = f_function,
                                         .function_set = f_set,
                                         .launch = f_launch,
-                                        .memory_fill = f_fill,
                                         .map_encode = f_encode};
 static const loom__hooks HOOKS = {.driver = &DRIVER};
 
@@ -648,7 +639,7 @@ static void test_prepared(void **state) {
     reset(b);
     b->args.num_params = 0;
 
-    /* 10 queries: 2 entries of 4 bytes; 12 bytes that a launch clears. Each region begins at a multiple of
+    /* 10 queries: 2 entries of 4 bytes; 12 bytes of the launch's own. Each region begins at a multiple of
      * 256. */
     assert_ok(error, loom_prepared_bytes(plan, &b->args, &bytes, &error));
     assert_int_equal(bytes, 256);
@@ -662,8 +653,6 @@ static void test_prepared(void **state) {
     assert_string_equal(fake.launches[1].symbol, "fake_forward");
     assert_ptr_equal((void *)(uintptr_t)wide(fake.launches[1].args, 0), b->memory.workspace + 256);
     assert_ptr_equal((void *)(uintptr_t)wide(fake.launches[1].args, 1), b->memory.workspace);
-    assert_ptr_equal(fake.filled, b->memory.workspace);
-    assert_int_equal(fake.filled_bytes, 12);
 
     fake.num_launches = 0;
     b->args.prepared = prepared;
@@ -688,15 +677,13 @@ static void test_prepared(void **state) {
     assert_ptr_equal((void *)(uintptr_t)wide(fake.launches[0].args, 0), prepared);
     assert_ptr_equal((void *)(uintptr_t)wide(fake.launches[0].args, 1), b->memory.workspace);
 
-    /* Without heads nothing is launched, prepared or cleared. */
+    /* Without heads nothing is launched or prepared. */
     fake.num_launches = 0;
-    fake.filled = NULL;
     b->args.prepared = NULL;
     b->args.workspace_bytes = sizeof b->memory.workspace;
     b->args.shape.heads_q = b->args.shape.heads_kv = 0;
     assert_ok(error, loom_forward(plan, &b->args, stream, &error));
     assert_int_equal(fake.num_launches, 0);
-    assert_null(fake.filled);
     reset(b);
     b->args.num_params = 0;
     b->args.prepared = prepared;

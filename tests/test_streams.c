@@ -127,11 +127,16 @@ static void synchronize(void) {
 /* Fills the outputs with 0xff, so that a launch that writes nothing is seen. */
 static void spoil(const job *j) {
     loom_error error = LOOM_ERROR_INIT;
-    check_status(loom__device_enter(rigs.context, all.device, &error), &error);
-    for (int i = 0; i < NUM_OUTPUTS; i++)
-        driver_ok(all.driver->memory_fill((loom__device_ptr)(uintptr_t)j->outputs[i].data, 0xff, j->outputs[i].bytes,
-                                      j->stream));
-    loom__device_leave(rigs.context);
+    synchronize();
+    for (int i = 0; i < NUM_OUTPUTS; i++) {
+        unsigned char *host = malloc(j->outputs[i].bytes);
+        assert_non_null(host);
+        memset(host, 0xff, j->outputs[i].bytes);
+        check_status(
+            loom__device_memory_upload(all.memory, j->outputs[i].data, host, j->outputs[i].bytes, &error),
+            &error);
+        free(host);
+    }
     synchronize();
 }
 

@@ -13,9 +13,7 @@
 enum { MAX_CALLS = 16, NUM_BATCHES = 21, BATCH_LAUNCHES = 50 };
 
 typedef struct call {
-    loom__cuda_handle function, stream; /* function NULL: memory is cleared */
-    loom__device_ptr cleared;
-    size_t cleared_bytes;
+    loom__cuda_handle function, stream;
     unsigned grid[3], block[3], smem_bytes;
     _Alignas(16) unsigned char arguments[LOOM__MAX_ARGS_BYTES];
     void *parameters[1];
@@ -54,20 +52,11 @@ static int note_launch(loom__cuda_handle function, unsigned grid_x, unsigned gri
     return 0;
 }
 
-static int note_fill(loom__device_ptr to, unsigned char value, size_t bytes, loom__cuda_handle stream) {
-    if (noted.num_calls == MAX_CALLS || value) {
-        noted.failed = true;
-        return 0;
-    }
-    noted.calls[noted.num_calls++] = (call){.stream = stream, .cleared = to, .cleared_bytes = bytes};
-    return 0;
-}
-
 static loom_status note_calls(loom__cli_cell *cell, loom_pass pass, loom_error *error) {
     const loom__driver_api *driver = cell->plan->driver;
     loom__driver_api table = *driver;
     table.launch = note_launch;
-    table.memory_fill = note_fill;
+    table.launch_with = NULL; /* overlapping launches are noted as others are */
     noted.plan = cell->plan;
     noted.num_calls = 0;
     noted.failed = false;
@@ -83,11 +72,6 @@ static loom_status note_calls(loom__cli_cell *cell, loom_pass pass, loom_error *
 static loom_status launch_bare(const loom__driver_api *driver, loom_error *error) {
     for (int32_t i = 0; i < noted.num_calls; i++) {
         call *c = &noted.calls[i];
-        if (!c->function) {
-            int failed = driver->memory_fill(c->cleared, 0, c->cleared_bytes, c->stream);
-            if (failed) return loom__driver_check(driver, failed, "cuMemsetD8Async", error);
-            continue;
-        }
         int failed = driver->launch(c->function, c->grid[0], c->grid[1], c->grid[2], c->block[0], c->block[1],
                                     c->block[2], c->smem_bytes, c->stream, c->parameters, NULL);
         if (failed) return loom__driver_check(driver, failed, "cuLaunchKernel", error);

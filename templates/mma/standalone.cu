@@ -61,16 +61,10 @@ static cudaError_t encode_map(void *map, const void *data, int dim, int seq, int
 // Pointers and strides of q, k, v and o are multiples of 16 bytes: with others the TMA unit cannot copy.
 //@ end
 //@ for _, region in ipairs(regions) do
-//@ text(("// %s is workspace: %s bytes.%s"):format(region.name, region.size, region.clear and " The launch clears it." or ""))
+//@ text(("// %s is workspace: %s bytes."):format(region.name, region.size))
 //@ end
 extern "C" cudaError_t attnloom_${pass}_launch(const AttnloomArgs *args, cudaStream_t stream) {
     cudaError_t error = cudaSuccess;
-//@ for _, region in ipairs(regions) do
-//@ if region.clear then
-    error = cudaMemsetAsync(args->${region.name}, 0, ${region.bytes}, stream);
-    if (error != cudaSuccess) return error;
-//@ end
-//@ end
 //@ for i, k in ipairs(list) do
     {
         const long long tiles = (args->${k.grid.seq} + (${k.grid.rows} - 1LL)) / ${k.grid.rows};

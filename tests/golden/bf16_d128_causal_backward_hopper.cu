@@ -83,7 +83,7 @@ typedef struct LoomArgs {  // strides in elements
     unsigned short *dv;
     float *delta;  // [batch, heads_q, seq_q] rowsum(dO * O) - dLSE
     float *dq_sum;  // [batch, heads_q, tiles, 2, 8, 128, 4] sum of dQ / scale, in the order of accumulators
-    unsigned *taken;  // works that blocks have taken beside their first; a launch begins with 0
+    unsigned long long *taken;  // works that blocks have taken beside their first, see count_begin
     int batch;
     int heads_q;
     int heads_kv;
@@ -605,20 +605,35 @@ static __device__ __forceinline__ Way way_of(const LoomArgs *args, Work *work) {
     return way;
 }
 
-// The place that this block takes next, the first apart.
-static __device__ __forceinline__ unsigned next_place(const LoomArgs *args) {
-    unsigned place = 0;
-    if (threadIdx.x % 32 == 0) place = gridDim.x + atomicAdd(args->taken, 1u);
-    return __shfl_sync(~0u, place, 0);
+constexpr unsigned long long counting = 0x6c6f6f6dull << 32;  // a word that counts: this and how many
+
+// Makes a word count up to `most`; who has the last sets it to 0. Memory is taken as it comes, so that nothing has to clear it
+// before: a word that does not say that it counts, `found`, begins to, by whoever comes first. What some other use has left there
+// passes for a count if it is one of `most` numbers of 2^64.
+static __device__ __forceinline__ void count_begin(unsigned long long *word, unsigned long long found, int most) {
+    if (found - counting >= (unsigned long long)most) atomicCAS(word, found, counting);
+}
+
+// The place that this block takes next, the first apart; a counter has how many were taken. Each block takes one more than it finds
+// works for, so all together as many as there are works.
+static __device__ __forceinline__ unsigned next_place(const LoomArgs *args, int works) {
+    unsigned taken = 0;
+    if (threadIdx.x % 32 == 0) {
+        taken = (unsigned)(atomicAdd(args->taken, 1ull) - counting);
+        if (taken + 1 == (unsigned)works) *args->taken = 0;
+    }
+    return gridDim.x + __shfl_sync(~0u, taken, 0);
 }
 
 // Tells the works, and loads their queries and dO.
 static __device__ __forceinline__ void load_queries(const LoomArgs *args, Work *work, unsigned smem, Tile *tiles, Told *told) {
     const bool leader = threadIdx.x % 32 == 0;
     Stage stage = {0, 1};
+    const int works = args->batch * args->heads_kv * ((args->seq_k + tile_k - 1) / tile_k);
+    const unsigned long long was_taken = *(volatile unsigned long long *)args->taken;  // nobody waits for it here
     unsigned place = blockIdx.x;
     int nth = 0;
-    for (; place < (unsigned)(args->batch * args->heads_kv) * ((args->seq_k + tile_k - 1) / tile_k); ++nth) {
+    for (; place < (unsigned)works; ++nth) {
         const int slot = slot_of(nth);
         __syncwarp();  // all lanes are done with the work before
         if (leader) *work = work_of(args, place);
@@ -655,7 +670,8 @@ static __device__ __forceinline__ void load_queries(const LoomArgs *args, Work *
                          bar_dout_full(smem, stage.index));
             }
         }
-        place = next_place(args);
+        if (nth == 0 && leader) count_begin(args->taken, was_taken, works);
+        place = next_place(args, works);
     }
     barrier_wait(bar_heard(smem, slot_of(nth)), slot_parity(nth) ^ 1);
     if (leader) {

@@ -115,9 +115,11 @@ static __device__ __forceinline__ Way way_of(const LoomArgs *args, Work *work) {
 static __device__ __forceinline__ void load_queries(const LoomArgs *args, Work *work, unsigned smem, Tile *tiles, Told *told) {
     const bool leader = threadIdx.x % 32 == 0;
     Stage stage = {0, 1};
+    const int works = args->batch * args->heads_kv * ((args->seq_k + tile_k - 1) / tile_k);
+    const unsigned long long was_taken = *(volatile unsigned long long *)args->taken;  // nobody waits for it here
     unsigned place = blockIdx.x;
     int nth = 0;
-    for (; place < (unsigned)(args->batch * args->heads_kv) * ((args->seq_k + tile_k - 1) / tile_k); ++nth) {
+    for (; place < (unsigned)works; ++nth) {
         const int slot = slot_of(nth);
         __syncwarp();  // all lanes are done with the work before
         if (leader) *work = work_of(args, place);
@@ -154,7 +156,8 @@ static __device__ __forceinline__ void load_queries(const LoomArgs *args, Work *
                          bar_dout_full(smem, stage.index));
             }
         }
-        place = next_place(args);
+        if (nth == 0 && leader) count_begin(args->taken, was_taken, works);
+        place = next_place(args, works);
     }
     barrier_wait(bar_heard(smem, slot_of(nth)), slot_parity(nth) ^ 1);
     if (leader) {

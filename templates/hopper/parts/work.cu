@@ -40,18 +40,8 @@ static __device__ __forceinline__ bool work_of(const LoomArgs *args, const Lists
     return true;
 }
 
-//@ part("count")
+//@ part("next_place")
 
-// The place that this block takes next, the first apart; a counter has how many were taken. Each block takes one more than it finds
-// works for, so all together as many as there are works.
-static __device__ __forceinline__ unsigned next_place(const LoomArgs *args, const Lists *lists) {
-    unsigned taken = 0;
-    if (threadIdx.x % 32 == 0) {
-        taken = (unsigned)(atomicAdd(args->taken, 1ull) - counting);
-        if (taken + 1 == (unsigned)lists->heads * lists->tiles) *args->taken = 0;
-    }
-    return gridDim.x + __shfl_sync(~0u, taken, 0);
-}
 //@ else
 //@ if not even then
 // Works are dealt out to the blocks list by list, round by round. Under a causal mask works get shorter along a list, so
