@@ -4,8 +4,8 @@ runtime provides, as run_limited). Everything it returns is a plain table or tex
   main.problem(text)   -> table with the canonical text and facts of a problem, or nil, error
   main.plan(request)   -> {problem=, target=, arch=, schedule=, schedule_backward=, why=, kernels={descriptor...}} or nil, error
   main.source(plan, i) -> source text of kernel i of a plan
-  main.candidates(request) -> {{text=, cost=}, ...} of request.pass: the schedules that are not rejected, cheapest first, or
-                         nil, error
+  main.candidates(request) -> {{text=, cost=}, ...} of request.pass: the schedules that are not rejected, the one that a plan
+                         takes first, the others from the cheapest on, or nil, error
   main.why(request)    -> text for people, or nil, error
   main.show(request), main.show_svg(request) -> a picture of the mask in characters, or as SVG, or nil, error
   main.manifest(text, name, archs) -> the entries of a manifest for archs, "sm_80,sm_90a", see manifest.lua, or nil, error
@@ -198,11 +198,12 @@ function main.candidates(request)
     local list = {}
     for _, pass in ipairs(plan.passes) do
         for i, row in ipairs(pass.name == request.pass and pass.candidates or {}) do
-            if not row.rejected then list[#list + 1] = {text = row.text, cost = row.cost, place = i} end
+            if not row.rejected then list[#list + 1] = {text = row.text, cost = row.cost, place = row.measured and 0 or i, first = row.measured and 0 or 1} end
         end
     end
     if not list[1] then return fail("INVALID", "pass", "the problem has no pass '%s'", request.pass) end
     table.sort(list, function(a, b)
+        if a.first ~= b.first then return a.first < b.first end
         if a.cost ~= b.cost then return a.cost < b.cost end
         return a.place < b.place
     end)

@@ -103,7 +103,7 @@ typedef struct loom__candidate {
     double cost;      /* by the generator's model */
 } loom__candidate;
 
-/* Schedules of a pass that the generator does not reject, cheapest first. */
+/* Schedules of a pass that the generator does not reject: its choice first, the others from the cheapest on. */
 loom_status loom__generator_candidates(loom_context *context, const loom__request *request, loom_pass pass,
                                        loom__arena *arena, const loom__candidate **list, int32_t *num,
                                        loom_error *error);

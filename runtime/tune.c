@@ -8,6 +8,7 @@
 #define _GNU_SOURCE
 #include "tune.h"
 
+#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -154,19 +155,22 @@ static loom_status list_trials(tuner *t, loom_error *error) {
     r->trials = loom__arena_alloc(t->arena, (size_t)(num + 1) * sizeof *r->trials);
     t->runs = loom__arena_alloc(t->arena, (size_t)(num + 1) * sizeof *t->runs);
     if (!r->trials || !t->runs) return loom__fail_memory(error);
+    double least =
+        num ? list[0].cost : 0; /* the choice need not be the cheapest: a sweep may have found it */
+    for (int32_t i = 1; i < num; i++) least = fmin(least, list[i].cost);
     if (hint) r->trials[r->num_trials++] = (loom__trial){.schedule = hint, .reason = ""};
     for (int32_t i = 0; i < num; i++) {
         bool is_hint = hint && strcmp(list[i].text, hint) == 0;
         loom__trial *trial = is_hint ? &r->trials[0] : &r->trials[r->num_trials++];
         *trial = (loom__trial){.schedule = list[i].text, .rank = i + 1, .cost = list[i].cost, .reason = ""};
-        bool pruned = !is_hint && (list[i].cost > PRUNED_COST * list[0].cost || num_timed >= MOST_TIMED);
+        bool pruned = !is_hint && (list[i].cost > PRUNED_COST * least || num_timed >= MOST_TIMED);
         num_timed += !pruned;
         if (!pruned) continue;
         trial->state = LOOM__TRIAL_PRUNED;
-        trial->reason = num_timed >= MOST_TIMED
-                            ? loom__arena_print(t->arena, "beyond the %d cheapest by the model", MOST_TIMED)
-                            : loom__arena_print(t->arena, "%.2f times the cheapest by the model",
-                                                list[i].cost / list[0].cost);
+        trial->reason =
+            num_timed >= MOST_TIMED
+                ? loom__arena_print(t->arena, "beyond the %d cheapest by the model", MOST_TIMED)
+                : loom__arena_print(t->arena, "%.2f times the cheapest by the model", list[i].cost / least);
         if (!trial->reason) return loom__fail_memory(error);
     }
     return LOOM_OK;

@@ -29,7 +29,7 @@ typedef enum loom__trial_state {
 typedef struct loom__trial {
     const char *schedule;
     int32_t
-        rank;    /* by the model, from 1; 0: wisdom of another generator had it, the model does not know it */
+        rank;    /* by the model, 1 its choice; 0: wisdom of another generator had it, the model does not know it */
     double cost; /* by the model */
     loom__trial_state state;
     double ms; /* median of its launches, of a first look the least; 0: not timed */
