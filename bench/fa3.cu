@@ -8,7 +8,7 @@
  *        -Iflash-attention/hopper -Iflash-attention/csrc/cutlass/include \
  *        bench/fa3.cu -o fa3 -lcuda
  *   ./fa3 OUT.csv --pass fwd,bwd --mode burst,sustained --hdim 64,128,256 \
- *         --seqlen 512,1024,2048,4096,8192,16384
+ *         --seqlen 512,1024,2048,4096,8192,16384 --tokens 16384 --hidden 2048
  *
  * The compiler takes some minutes and 16 GB of memory. Two rows of each output of a cell are compared with
  * float64 before it is timed. A backward is the three kernels that its Python call launches: row sums and a
@@ -40,7 +40,8 @@
 #include <thread>
 #include <vector>
 
-static const int tokens = 16384, hidden = 2048, timed_launches = 15;
+static const int timed_launches = 15;
+static int tokens = 16384, hidden = 2048;  // in all, and of all heads of a token
 
 static void check(cudaError_t error) {
     if (error != cudaSuccess) {
@@ -275,7 +276,7 @@ static std::vector<std::string> split(const std::string &list) {
 
 int main(int argc, char **argv) {
     std::string passes = "fwd", modes = "burst,sustained", hdims = "64,128,256";
-    std::string seqlens = "512,1024,2048,4096,8192,16384";
+    std::string seqlens = "512,1024,2048,4096,8192,16384", all_tokens = "16384", all_heads = "2048";
     bool known = argc >= 2 && argc % 2 == 0;
     for (int i = 2; known && i + 1 < argc; i += 2) {
         std::string name = argv[i];
@@ -283,6 +284,8 @@ int main(int argc, char **argv) {
          : name == "--mode"   ? modes
          : name == "--hdim"   ? hdims
          : name == "--seqlen" ? seqlens
+         : name == "--tokens" ? all_tokens
+         : name == "--hidden" ? all_heads
                               : name) = argv[i + 1];
         known = name == argv[i];
     }
@@ -290,7 +293,12 @@ int main(int argc, char **argv) {
     FILE *out = known ? fopen(argv[1], "w") : nullptr;
     if (!out) {
         fprintf(stderr, "usage: fa3 OUT.csv [--pass fwd,bwd] [--mode burst,sustained] [--hdim 64,128,256] "
-                        "[--seqlen 512,...]\n");
+                        "[--seqlen 512,...] [--tokens 16384] [--hidden 2048]\n");
+        return 2;
+    }
+    tokens = atoi(all_tokens.c_str()), hidden = atoi(all_heads.c_str());
+    if (tokens <= 0 || tokens % 256 || hidden <= 0 || hidden % 256) {
+        fprintf(stderr, "fa3: --tokens %s and --hidden %s are not multiples of 256\n", all_tokens.c_str(), all_heads.c_str());
         return 2;
     }
     // 256 queries in tiles of 80 have the most padding.

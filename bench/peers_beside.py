@@ -87,11 +87,11 @@ def run_ours(args, hdim):
                  args.dtype)
 
 
-def rows_written(args, hdim, command, *options):
-    """The rows that `command` writes to the file it is given."""
+def rows_written(args, hdim, command, *options, seqlen=None):
+    """The rows that `command` writes to the file it is given; seqlen: instead of that of the arguments."""
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "peers.csv")
-        subprocess.run([*command, path, "--mode", args.mode, "--hdim", hdim, "--seqlen", args.seqlen, *options],
+        subprocess.run([*command, path, "--mode", args.mode, "--hdim", hdim, "--seqlen", seqlen or args.seqlen, *options],
                        stdout=sys.stderr, check=True)
         with open(path, newline="") as file:
             return read_rows(file)

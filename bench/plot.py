@@ -1,6 +1,7 @@
-"""Draws a grid that peers_beside.py wrote: rate against length, one panel per pass, mask and head dim.
+"""Draws a grid that peers_beside.py wrote, rate against length, one panel per pass, mask and head dim; or what layers_beside.py
+--memory wrote, bytes against length, one panel per layer.
 
-usage: plot.py GRID.csv [OUT.svg]        OUT is GRID.svg if it is not given; needs matplotlib
+usage: plot.py GRID.csv|MEMORY.csv [OUT.svg]        OUT is GRID.svg if it is not given; needs matplotlib
 
 The same CSV gives the same picture, byte by byte with one version of matplotlib. Colours and lines are such that it can
 be read on a white and on a dark page; the ground is transparent.
@@ -52,8 +53,12 @@ def arguments():
 
 def read_cells(path):
     with open(path, newline="") as file:
-        return [{**row, "d": int(row["d"]), "seqlen": int(row["seqlen"])}
-                for row in csv.DictReader(line for line in file if not line.startswith("#"))]
+        rows = list(csv.DictReader(line for line in file if not line.startswith("#")))
+    return [{name: int(value) if name in ("d", "seqlen", "bytes") else value for name, value in row.items()} for row in rows]
+
+
+def length_name(length):
+    return f"{length // 1024}k" if length % 1024 == 0 else str(length)
 
 
 def present(cells, column, order):
@@ -73,7 +78,7 @@ def draw_panel(axes, cells, lengths):
         axes.plot([place[cell["seqlen"]] for cell in rows], [float(cell["ours"]) for cell in rows], line,
                   color=OURS)
     axes.set_xticks(range(len(lengths)),
-                    [f"{length // 1024}k" if length % 1024 == 0 else str(length) for length in lengths])
+                    [length_name(length) for length in lengths])
     axes.tick_params(length=0)
 
 
@@ -106,10 +111,32 @@ def draw(cells):
     return figure
 
 
+def draw_memory(cells):
+    layers = list(dict.fromkeys(cell["layer"] for cell in cells))
+    figure, panels = plt.subplots(1, len(layers), squeeze=False, sharey=True, figsize=(3.6 * len(layers), 2.6), layout="constrained")
+    for layer, axes in zip(layers, panels[0]):
+        for backend, colour in (("attnloom", OURS), ("math", PEER)):
+            rows = sorted((cell["seqlen"], cell["bytes"] / 2**30) for cell in cells if (cell["layer"], cell["backend"]) == (layer, backend))
+            axes.plot(*zip(*rows), "o-", color=colour, markersize=4)
+        lengths = sorted({cell["seqlen"] for cell in cells})
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.set_xticks(lengths, [length_name(length) for length in lengths])
+        axes.minorticks_off()
+        axes.set_xlabel("length")
+        axes.set_title(layer)
+    panels[0][0].set_ylabel("GiB of the GPU's memory")
+    line = plt.Line2D
+    figure.legend(handles=[line([], [], color=OURS, label="Attnloom"), line([], [], color=PEER, label="plain matrix products")],
+                  loc="outside upper center", ncols=2, frameon=False)
+    return figure
+
+
 def main():
     args = arguments()
     with plt.rc_context(STYLE):
-        draw(read_cells(args.grid)).savefig(args.out, transparent=True, metadata={"Date": None, "Creator": None})
+        cells = read_cells(args.grid)
+        (draw_memory if "bytes" in cells[0] else draw)(cells).savefig(args.out, transparent=True, metadata={"Date": None, "Creator": None})
 
 
 if __name__ == "__main__":

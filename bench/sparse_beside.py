@@ -21,7 +21,6 @@ import argparse
 import concurrent.futures
 import os
 import subprocess
-import sys
 import tempfile
 import time
 
