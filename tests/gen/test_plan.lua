@@ -228,6 +228,13 @@ function tests.hopper_backward()
     equal(must_plan({problem = "bf16 d=64:136 backward", target = "hopper", arch = "sm_90"}).schedule_backward, "tile=64x64 stages=2 dq_turns=0")
     equal(must_plan({problem = "bf16 d=64:128 backward", target = "hopper", arch = "sm_90"}).schedule_backward, "tile=64x128 stages=2 dq_turns=0")
     equal(must_plan({problem = "bf16 d=64 backward", target = "hopper", arch = "sm_90"}).schedule_backward, "tile=128x128 stages=3 dq_turns=0")
+    equal(summary(must_plan {problem = "bf16 d=128 backward deterministic", target = "hopper", arch = "sm_90", alignment = 16,
+                             schedule_backward = "tile=64x128 stages=2 dq_turns=1"}),
+        "forward tma hopper sm_90a, backward_delta tma hopper sm_90a, backward_dkv tma hopper sm_90a")
+    for _, text in ipairs {"bf16 d=136 backward", "bf16 d=64 score={softcap(30)} backward"} do
+        refuses({problem = text, target = "hopper", arch = "sm_90", schedule_backward = "dq_turns=1"}, "INVALID", "schedule_backward",
+            "dq_turns: dQ has a kernel of its own beyond a head dim of 128 and with a score")
+    end
     for text, needed in pairs {["tile=128x128 stages=2"] = "tile_q 128: with d=128 dQ of 64 rows and all columns leaves no registers",
                                ["tile=64x64 stages=2"] = "tile=64x64: with d=128:128 a block has 128 keys, and 64 or 128 queries at a time",
                                ["tile=64x128 stages=9"] = "bytes of shared memory, a block of sm_90 has 232448", ["tile=64x128 stages=1"] = "stages=1 is not an integer from 2"} do
@@ -344,6 +351,22 @@ function tests.why_tells_what_could_be_spared()
     equal(of "sin(f32(q + k)) < 2.0", "20 partial tiles, element by element, 0 see nothing and 20 all")
     equal(of "sin(f32(q + k)) > 2.0 | k == 299", "20 partial tiles, element by element, 16 see nothing and 0 all")
     equal(of "causal", nil) -- ranges are tight
+end
+
+-- What a sweep has found need not be what the model takes for the cheapest.
+function tests.candidates_begin_with_the_choice()
+    local num_dearer = 0
+    for _, text in ipairs {"bf16 d=64", "bf16 d=64 causal", "bf16 d=128", "bf16 d=128 causal", "bf16 d=256", "bf16 d=256 causal"} do
+        for seq = 9, 14 do
+            local request = {problem = text, target = "hopper", arch = "sm_90", pass = "forward",
+                             hint = {batch = 1, heads_q = 32, heads_kv = 32, seq_q = 1 << seq, seq_k = 1 << seq}}
+            local list = main.candidates(request)
+            equal(list[1].text, must_plan(request).schedule)
+            for i = 3, #list do assert(list[i].cost >= list[i - 1].cost and list[i].text ~= list[1].text) end
+            num_dearer = num_dearer + (list[2].cost < list[1].cost and 1 or 0)
+        end
+    end
+    assert(num_dearer > 0)
 end
 
 function tests.candidates_are_those_that_fit_cheapest_first()
