@@ -1097,7 +1097,7 @@ static const struct {
      ALONE},
     {"an infinite key meets a dS of 0 in dQ", "any_consumer(bad)", "false", ALONE},
     {"keys are cleared while another warpgroup makes S of them", "any_consumer(bad)", "bad", ALONE},
-    {"dQ is added to before it is this work's turn", "while (added != behind);", "while (false);", IN_TURNS},
+    {"dQ is added to before it is this work's turn", "return added == behind;", "return true;", IN_TURNS},
     {"the turn is passed before all lanes have added",
      "    __syncwarp();\n    if (threadIdx.x % 32 == 0 && !(before->turn",
      "    if (threadIdx.x % 32 == 0 && !(before->turn", IN_TURNS},

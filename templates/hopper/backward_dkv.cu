@@ -117,6 +117,7 @@ typedef struct Before {
 //@ end
 //@ if takes_turns then
     unsigned turn;   // see turn_of
+    bool has_come;   // it was this work's turn when the warp's first lane last looked; other lanes have no say
 //@ end
 } Before;
 
@@ -138,14 +139,18 @@ static __device__ __forceinline__ unsigned *added_last(const Consumer *consumer,
     return consumer->args->turns + before->place * (4ull * warpgroups) + (threadIdx.x / 32 - 4);
 }
 
+static __device__ __forceinline__ bool turn_has_come(const Consumer *consumer, const Before *before) {
+    const unsigned behind = before->turn & ~is_last_turn;
+    if (threadIdx.x % 32 != 0 || !behind) return true;
+    unsigned added;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(added) : "l"(added_last(consumer, before)) : "memory");
+    return added == behind;
+}
+
 // Waits until it is this work's turn.
 static __device__ __forceinline__ void await_turn(const Consumer *consumer, const Before *before) {
-    const unsigned behind = before->turn & ~is_last_turn;
-    if (threadIdx.x % 32 == 0 && behind) {
-        unsigned added;
-        do {
-            asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(added) : "l"(added_last(consumer, before)) : "memory");
-        } while (added != behind);
+    if (!before->has_come) {
+        while (!turn_has_come(consumer, before)) {}
     }
     __syncwarp();
 }
@@ -381,6 +386,9 @@ template <bool first>
     add_to_columns(dp, consumer->ones, smem, 16 * tile_q, at);
     wgmma_commit();
 //@ if takes_turns then
+    if (!first) before->has_come = turn_has_come(consumer, before);  // most often it has: nobody waits for memory later
+//@ end
+//@ if takes_turns then
     const unsigned told[4] = {in_lane_0(&tile->what), in_lane_0(&consumer->statistics[at].is_large), in_lane_0(&tile->place), in_lane_0(&consumer->statistics[at].turn)};
     const unsigned what = from_lane_0(told[0]), is_large = from_lane_0(told[1]), place = from_lane_0(told[2]), turn = from_lane_0(told[3]);
 //@ elseif adds_dq then
@@ -492,6 +500,7 @@ template <bool first>
 //@ if takes_turns then
     if (!first) pass_turn(consumer, before);
     before->turn = turn;
+    before->has_come = false;
 //@ end
 //@ if adds_dq then
     before->nth = nth;
@@ -544,6 +553,7 @@ static __device__ __forceinline__ unsigned pass_first(const Consumer *consumer, 
     barrier_wait(bar_v_full(smem), consumer->parity);
 //@ if takes_turns then
     before->turn = from_lane_0(in_lane_0(&consumer->statistics[at].turn));
+    before->has_come = false;
 //@ end
     if (threadIdx.x % 32 == 0) barrier_arrive(bar_dout_empty(smem, at));
     wgmma_wait<0>();
