@@ -569,7 +569,7 @@ function hopper.backward_dkv(problem, s)
     local warpgroups, own_dq = 2, has_own_dq(problem, s)
     return {
         name = "backward_dkv", template = is_wide(problem) and "hopper/backward_dkv_wide.cu" or "hopper/backward_dkv.cu", calls = {queries = true, slope = true},
-        title = own_dq and "dV = P^T dO, dK = scale dS^T Q" or "dV = P^T dO, dK = scale dS^T Q, dQ sum += dS K",
+        title = "dV = P^T dO, dK = scale dS^T Q" .. (own_dq and "" or s.dq_turns == 1 and ", dQ = scale dS K" or ", dQ sum += dS K"),
         threads = WARPGROUP * (1 + warpgroups), overlaps = true, overlapped = true,
         constants = {
             {"dim_qk", problem.d, "head dim of q and k"},

@@ -120,10 +120,8 @@ local SPACE = {
         end,
         backward = function(problem)
             local list, keys = {}, kernel.hopper_backward_keys(problem)
-            for dq_turns = 0, kernel.may_take_turns(problem) and 1 or 0 do
-                for _, row in ipairs(keys == 128 and {{128, 3}, {128, 2}, {64, 2}, {64, 3}} or {{64, 2}}) do
-                    list[#list + 1] = {tile_q = row[1], tile_k = keys, stages = row[2], dq_turns = dq_turns}
-                end
+            for _, row in ipairs(keys == 128 and {{128, 3}, {128, 2}, {64, 2}, {64, 3}} or {{64, 2}}) do
+                list[#list + 1] = {tile_q = row[1], tile_k = keys, stages = row[2], dq_turns = 0} -- turns only where asked for
             end
             return list
         end,

@@ -263,13 +263,14 @@ static loom_status time_launches(tuner *t, const loom_plan *plan, int32_t num, d
 
 /* -- Checking -------------------------------------------------------------------------------------------- */
 
-/* Compares a plan with the reference on a small shape that no tile fits; what is wrong goes to `failure`. */
-static loom_status check(tuner *t, const loom_plan *plan, loom_error *failure) {
+/* Compares a plan with the reference on a small shape; what is wrong goes to `failure`. */
+static loom_status check_shape(tuner *t, const loom_plan *plan, const loom_shape *shape,
+                               loom_error *failure) {
     loom__rig_options options = LOOM__RIG_OPTIONS_INIT;
     loom__rig_report report;
     loom__rig *rig = NULL;
     loom_status status = LOOM_OK;
-    options.shape = (loom_shape){2, 4, 2, 257, 321};
+    options.shape = *shape;
     LOOM_TRY(t->context, loom__rig_create(t->context, plan, t->desc.device, &options, &rig, failure));
     for (loom_pass pass = LOOM_FORWARD; pass <= t->pass; pass++)
         LOOM_TRY_OUT(t->context, loom__rig_run(rig, pass, failure));
@@ -282,6 +283,15 @@ static loom_status check(tuner *t, const loom_plan *plan, loom_error *failure) {
 out:
     loom__rig_destroy(rig);
     return status;
+}
+
+/* No tile fits the shapes; in one queries begin behind the first key, in the other keys end before the last
+ * query. */
+static loom_status check(tuner *t, const loom_plan *plan, loom_error *failure) {
+    static const loom_shape shapes[] = {{2, 4, 2, 257, 321}, {1, 4, 2, 321, 257}};
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+        LOOM_TRY(t->context, check_shape(t, plan, &shapes[i], failure));
+    return LOOM_OK;
 }
 
 /* Makes sure that the best computes the right thing, before others are measured by it: a kernel that leaves

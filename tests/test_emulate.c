@@ -570,10 +570,17 @@ static const kernel KERNELS[] = {
     /* Blocks that take turns in adding to dQ. */
     {"bf16 d=128 backward deterministic",
      "tile=64x128 stages=2 dq_turns=1",
-     {RUN(1, 2, 1, 200, 500, 3, 1), RUN(1, 2, 2, 70, 0, 2, 2), RUN(1, 1, 1, 70, 100, 2, 3)}},
+     {RUN(1, 2, 1, 200, 500, 3, 1), RUN(1, 2, 2, 70, 0, 2, 2), RUN(1, 1, 1, 70, 100, 2, 3),
+      RUN(1, 2, 2, 64, 1300, 4, 4)}},
     {"bf16 d=64 causal backward",
      "tile=128x128 stages=2 dq_turns=1",
      {RUN(1, 4, 2, 400, 413, 3, 1), RUN(1, 2, 1, 500, 300, 2, 2, .spread = 30)}},
+    /* Keys that no query sees, before and behind those that some see. */
+    {"bf16 d=64 mask={k < 100} backward",
+     "tile=64x128 stages=2 dq_turns=1",
+     {RUN(1, 2, 1, 200, 200, 2, 1), RUN(1, 1, 1, 100, 300, 2, 1)}},
+    {"bf16 d=64 mask={k < q} backward", "tile=64x128 stages=2 dq_turns=1", {RUN(1, 2, 1, 257, 257, 2, 1)}},
+    {"bf16 d=64 mask={k >= 130} backward", "tile=64x128 stages=2 dq_turns=1", {RUN(1, 2, 1, 300, 300, 2, 1)}},
     {"fp16 d=72:40 mask={k % 50 != 9 & window(70, 200)} backward deterministic",
      "tile=64x128 stages=2 dq_turns=1",
      {RUN(2, 2, 1, 300, 700, 4, 4, .layout = LOOM__LAYOUT_PADDED, .num_not_finite = 3)}},

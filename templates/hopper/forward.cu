@@ -141,7 +141,7 @@ static __device__ __forceinline__ void push_plan(unsigned smem, Plan *plans, uns
     int nth = 0;
 //@ if dealt then
     Work found;
-    for (unsigned place = blockIdx.x; work_of(args, &lists, place, &found); place = next_place(args, lists.heads * lists.tiles)) {
+    for (unsigned place = blockIdx.x; work_of(args, &lists, place, &found); place = gridDim.x + taken_before(args, lists.heads * lists.tiles)) {  // one more each than there are works
 //@ else
     for (int round = 0; round < rounds.count; ++round) {
         Work found;

@@ -15,7 +15,7 @@ static __device__ __forceinline__ int mask_of(const LoomArgs *args, int batch, i
 //@ end
 }
 
-//@ if not even then
+//@ if not even and c.dq_turns ~= 1 then
 // The tile that is taken as the n-th of a mask, as ${k.name}_classes has sorted them.
 static __device__ __forceinline__ int tile_at(const LoomArgs *args, int mask, int n) {
     const int tiles = (args->${own.seq} + ${own.tile} - 1) / ${own.tile};

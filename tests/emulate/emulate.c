@@ -583,14 +583,16 @@ static bool take_block(unsigned n, unsigned index) {
     return true;
 }
 
-/* Blocks first..first + num - 1, a round of each in turn. */
+/* Blocks first..first + num - 1, a round of each in turn. Not all have room at once: the next begins when one
+ * has ended. */
 static void run_blocks(unsigned first, unsigned num) {
+    const unsigned room = 1 + random_below(num);
     int idle = 0;
     for (unsigned left = num; left && !failure[0];) {
         long before = progress;
         bool copies_move = false;
         left = 0;
-        for (unsigned n = 0; n < num && !failure[0]; n++) {
+        for (unsigned n = 0; n < num && left < room && !failure[0]; n++) {
             take_block(n, first + n);
             left += run_round() != 0;
             move_copies(false);

@@ -35,7 +35,7 @@ typedef struct emu_launch {
     void (*kernel)(const void *args);
     const void *args;
     unsigned blocks, threads, smem_bytes;
-    bool stays; /* all blocks run together, else one after the other */
+    bool stays; /* blocks run together, as many as have room, else one after the other */
     uint64_t seed;
     uint64_t *loaded; /* [blocks]: bytes that each has loaded are added */
 } emu_launch;

@@ -614,15 +614,14 @@ static __device__ __forceinline__ void count_begin(unsigned long long *word, uns
     if (found - counting >= (unsigned long long)most) atomicCAS(word, found, counting);
 }
 
-// The place that this block takes next, the first apart; a counter has how many were taken. Each block takes one more than it finds
-// works for, so all together as many as there are works.
-static __device__ __forceinline__ unsigned next_place(const LoomArgs *args, int works) {
+// How many places were taken before, by a counter. All blocks together ask so many times.
+static __device__ __forceinline__ unsigned taken_before(const LoomArgs *args, int times) {
     unsigned taken = 0;
     if (threadIdx.x % 32 == 0) {
         taken = (unsigned)(atomicAdd(args->taken, 1ull) - counting);
-        if (taken + 1 == (unsigned)works) *args->taken = 0;
+        if (taken + 1 == (unsigned)times) *args->taken = 0;
     }
-    return gridDim.x + __shfl_sync(~0u, taken, 0);
+    return __shfl_sync(~0u, taken, 0);
 }
 
 // Tells the works, and loads their queries and dO.
@@ -670,8 +669,8 @@ static __device__ __forceinline__ void load_queries(const LoomArgs *args, Work *
                          bar_dout_full(smem, stage.index));
             }
         }
-        if (nth == 0 && leader) count_begin(args->taken, was_taken, works);
-        place = next_place(args, works);
+        if (nth == 0 && leader) count_begin(args->taken, was_taken, works);  // each block asks for one more than it finds
+        place = gridDim.x + taken_before(args, works);
     }
     barrier_wait(bar_heard(smem, slot_of(nth)), slot_parity(nth) ^ 1);
     if (leader) {

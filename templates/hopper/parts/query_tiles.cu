@@ -1,5 +1,5 @@
 //@ -- Blocks add to dQ of a tile of queries in the order in which they take the tiles of keys that it sees: sums are the same in every
-//@ -- run, the first needs no zeros and the last leaves dQ as it is wanted. Who waits waits for a work that was taken before.
+//@ -- run, the first needs no zeros and the last leaves dQ as it is wanted. Who waits waits for a work that a running block has taken.
 //@ local takes_turns = c.dq_turns == 1
 //@ part("lane_0")
 
@@ -109,7 +109,7 @@ static __device__ __forceinline__ Way way_of(const LoomArgs *args, Work *work) {
     return way;
 }
 
-//@ part("next_place")
+//@ part("taken")
 
 // Tells the works, and loads their queries and dO.
 static __device__ __forceinline__ void load_queries(const LoomArgs *args, Work *work, unsigned smem, Tile *tiles, Told *told) {
@@ -117,7 +117,14 @@ static __device__ __forceinline__ void load_queries(const LoomArgs *args, Work *
     Stage stage = {0, 1};
     const int works = args->batch * args->heads_kv * ((args->seq_k + tile_k - 1) / tile_k);
     const unsigned long long was_taken = *(volatile unsigned long long *)args->taken;  // nobody waits for it here
+//@ if takes_turns then
+    // Also the first: a block that waits for a turn may only wait for one that has begun.
+    const int times = works + gridDim.x;
+    if (leader) count_begin(args->taken, was_taken, times);
+    unsigned place = taken_before(args, times);
+//@ else
     unsigned place = blockIdx.x;
+//@ end
     int nth = 0;
     for (; place < (unsigned)works; ++nth) {
         const int slot = slot_of(nth);
@@ -156,8 +163,12 @@ static __device__ __forceinline__ void load_queries(const LoomArgs *args, Work *
                          bar_dout_full(smem, stage.index));
             }
         }
-        if (nth == 0 && leader) count_begin(args->taken, was_taken, works);
-        place = next_place(args, works);
+//@ if takes_turns then
+        place = taken_before(args, times);
+//@ else
+        if (nth == 0 && leader) count_begin(args->taken, was_taken, works);  // each block asks for one more than it finds
+        place = gridDim.x + taken_before(args, works);
+//@ end
     }
     barrier_wait(bar_heard(smem, slot_of(nth)), slot_parity(nth) ^ 1);
     if (leader) {
@@ -200,7 +211,7 @@ static __device__ __forceinline__ bool visits(const LoomArgs *args, const Work *
     const int first = tile_of_keys * tile_k, last = min(first + tile_k, work->seq_k) - 1, query = work->q_start + tile * tile_q;
     Span outer, inner;
     visible_queries(args, work, work->k_start + first, work->k_start + last, &outer, &inner);
-    return outer.lo < query + tile_q && outer.hi >= query;
+    return outer.lo <= outer.hi && outer.lo < query + tile_q && outer.hi >= query;
 //@ end
 }
 

@@ -40,7 +40,7 @@ static __device__ __forceinline__ bool work_of(const LoomArgs *args, const Lists
     return true;
 }
 
-//@ part("next_place")
+//@ part("taken")
 
 //@ else
 //@ if not even then
