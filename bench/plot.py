@@ -117,7 +117,7 @@ def draw_memory(cells):
     for layer, axes in zip(layers, panels[0]):
         for backend, colour in (("attnloom", OURS), ("math", PEER)):
             rows = sorted((cell["seqlen"], cell["bytes"] / 2**30) for cell in cells if (cell["layer"], cell["backend"]) == (layer, backend))
-            axes.plot(*zip(*rows), "o-", color=colour, markersize=4)
+            axes.plot([length for length, _ in rows], [gib for _, gib in rows], "o-", color=colour, markersize=4)
         lengths = sorted({cell["seqlen"] for cell in cells})
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
@@ -136,6 +136,8 @@ def main():
     args = arguments()
     with plt.rc_context(STYLE):
         cells = read_cells(args.grid)
+        if not cells:
+            raise SystemExit(f"{args.grid} has no rows")
         (draw_memory if "bytes" in cells[0] else draw)(cells).savefig(args.out, transparent=True, metadata={"Date": None, "Creator": None})
 
 

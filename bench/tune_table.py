@@ -35,15 +35,15 @@ def passes(lines):
 
 
 def row_of(found):
-    ranked = [t for t in found["trials"] if t[0] != "-"]
-    timed = [t for t in ranked if t[1] != "-"]
-    row = dict(found, candidates=len(ranked), timed=len(timed), best="", ms="", model="", model_ms="", gap="")
-    model = [t for t in ranked if t[0] == "1"]
+    trials = found["trials"]
+    timed = [t for t in trials if t[1] != "-"]
+    row = dict(found, candidates=len(trials), timed=len(timed), best="", ms="", model="", model_ms="", gap="")
+    model = [t for t in trials if t[0] == "1"]
     best = [t for t in timed if t[3] == "timed"]
     if best:
         row.update(best=best[0][4], ms=best[0][1])
     if model:
-        row.update(model=model[0][4], model_ms=model[0][1])
+        row.update(model=model[0][4], model_ms=model[0][1].strip("-"))
     if best and model and model[0][1] != "-":
         row["gap"] = f"{100 * (float(model[0][1]) / float(best[0][1]) - 1):.1f}"
     return row

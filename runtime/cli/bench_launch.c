@@ -1,5 +1,6 @@
 /* bench_launch.c - `attnloom bench --launch-cost`: CPU time of a launch through the library beside the driver
- * calls it makes, issued bare with the same packed arguments. Called by bench.c; GPU only, one thread.
+ * calls it makes, issued bare with the same packed arguments; kernels that overlap in the library are
+ * launched bare like others. Called by bench.c; GPU only, one thread.
  *
  * The driver calls are learnt by running one launch with a driver table whose functions note their arguments.
  */
