@@ -131,7 +131,6 @@ static __device__ __forceinline__ void push_plan(unsigned smem, Plan *plans, uns
 //@ local dealt = listed and not even
 //@ if dealt then
     const Lists lists = lists_of(args);
-    const unsigned long long was_taken = *(volatile unsigned long long *)args->taken;  // nobody waits for it here
 //@ elseif not even then
     const Rounds rounds = rounds_of(args, keys_seen(args));
 //@ else
@@ -169,7 +168,7 @@ static __device__ __forceinline__ void push_plan(unsigned smem, Plan *plans, uns
             visit = next;
         } while (visit.tile >= 0);
 //@ if dealt then
-        if (nth == 0 && leader) count_begin(args->taken, was_taken, lists.heads * lists.tiles);
+        if (nth == 0 && leader) begin_taking(args, lists.heads * lists.tiles);
 //@ end
         ++nth;
     }

@@ -614,6 +614,11 @@ static __device__ __forceinline__ void count_begin(unsigned long long *word, uns
     if (found - counting >= (unsigned long long)most) atomicCAS(word, found, counting);
 }
 
+// Before a block asks first. What the word was is read here: these warps have few registers to keep it in.
+static __device__ __forceinline__ void begin_taking(const LoomArgs *args, int times) {
+    count_begin(args->taken, *(volatile unsigned long long *)args->taken, times);
+}
+
 // How many places were taken before, by a counter. All blocks together ask so many times.
 static __device__ __forceinline__ unsigned taken_before(const LoomArgs *args, int times) {
     unsigned taken = 0;
@@ -629,7 +634,7 @@ static __device__ __forceinline__ void load_queries(const LoomArgs *args, Work *
     const bool leader = threadIdx.x % 32 == 0;
     Stage stage = {0, 1};
     const int works = args->batch * args->heads_kv * ((args->seq_k + tile_k - 1) / tile_k);
-    const unsigned long long was_taken = *(volatile unsigned long long *)args->taken;  // nobody waits for it here
+    if (leader) begin_taking(args, works);
     unsigned place = blockIdx.x;
     int nth = 0;
     for (; place < (unsigned)works; ++nth) {
@@ -669,7 +674,6 @@ static __device__ __forceinline__ void load_queries(const LoomArgs *args, Work *
                          bar_dout_full(smem, stage.index));
             }
         }
-        if (nth == 0 && leader) count_begin(args->taken, was_taken, works);  // each block asks for one more than it finds
         place = gridDim.x + taken_before(args, works);
     }
     barrier_wait(bar_heard(smem, slot_of(nth)), slot_parity(nth) ^ 1);

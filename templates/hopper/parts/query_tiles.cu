@@ -116,13 +116,13 @@ static __device__ __forceinline__ void load_queries(const LoomArgs *args, Work *
     const bool leader = threadIdx.x % 32 == 0;
     Stage stage = {0, 1};
     const int works = args->batch * args->heads_kv * ((args->seq_k + tile_k - 1) / tile_k);
-    const unsigned long long was_taken = *(volatile unsigned long long *)args->taken;  // nobody waits for it here
 //@ if takes_turns then
     // Also the first: a block that waits for a turn may only wait for one that has begun.
     const int times = works + gridDim.x;
-    if (leader) count_begin(args->taken, was_taken, times);
+    if (leader) begin_taking(args, times);
     unsigned place = taken_before(args, times);
 //@ else
+    if (leader) begin_taking(args, works);
     unsigned place = blockIdx.x;
 //@ end
     int nth = 0;
@@ -166,7 +166,6 @@ static __device__ __forceinline__ void load_queries(const LoomArgs *args, Work *
 //@ if takes_turns then
         place = taken_before(args, times);
 //@ else
-        if (nth == 0 && leader) count_begin(args->taken, was_taken, works);  // each block asks for one more than it finds
         place = gridDim.x + taken_before(args, works);
 //@ end
     }
