@@ -69,6 +69,7 @@ LAYERS = {
 MEMORY_LENGTHS = [1024, 2048, 4096, 8192, 16384, 32768, 65536]
 SDPA = {"cudnn": SDPBackend.CUDNN_ATTENTION, "fa2": SDPBackend.FLASH_ATTENTION, "math": SDPBackend.MATH}
 PASS = {"forward": "fwd", "backward": "bwd"}
+NAME_OF = {short: name for name, short in PASS.items()}
 DEVICE = "cuda"
 TILE = 128
 # Relative L2 against float32; bf16 has about 0.002, a window off by one key 0.012. What math rounds between its products counts too.
@@ -221,16 +222,14 @@ def time_cell(args, name, seqlen, peers):
     for _ in range(args.repeat):
         for backend, mask in problems.items():
             for row in bench(args, problem_of(layer, mask, passes), "--pass", args.passes, "--shape", shape_of(layer, layer.batch, seqlen)):
-                note(backend, {short: long for long, short in PASS.items()}[row["pass"]], row["mode"], row["ms"])
-        for backend in peers:
+                note(backend, NAME_OF[row["pass"]], row["mode"], row["ms"])
+        for backend in (peer for peer in peers if peer in SDPA):
             for pass_name in passes:
-                if backend == "fa3":
-                    continue
                 launch = peer_launch(name, backend, pass_name, inputs, dout)
                 for mode in args.mode.split(","):
                     note(backend, pass_name, mode, time_launch(launch, mode))
         for row in fa3_rows(args, layer, seqlen) if "fa3" in peers else []:
-            note("fa3", {short: long for long, short in PASS.items()}[row["pass"]], row["mode"], row["ms"])
+            note("fa3", NAME_OF[row["pass"]], row["mode"], row["ms"])
     times = {key: sorted(of_key)[len(of_key) // 2] for key, of_key in turns.items()}
     if len(passes) == 2:
         for backend, pass_name, mode in list(times):

@@ -28,12 +28,12 @@ import numpy
 import torch
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
+from layers_beside import time_launch
 from peers_beside import bench, write
 
 DEVICE = "cuda"
 TILE = 128
 HIDDEN = 2048
-NUM_RUNS, NUM_WARM_UPS, IDLE_S, SUSTAINED_MS = 15, 4, 0.02, 300  # as `attnloom bench`
 COLUMNS = ("mask pass d seqlen mode ms dense_ms share bar_ms bar_ratio flex_ms flex_ratio flex_prepare_ms commit").split()
 
 
@@ -139,25 +139,6 @@ def ours(args, name, hdim, seqlen, files):
     return {(row["pass"], row["mode"]): float(row["ms"]) for row in rows}
 
 
-def launch_times(launch, num):
-    events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(num)]
-    for start, end in events:
-        start.record()
-        launch()
-        end.record()
-    torch.cuda.synchronize()
-    return sorted(start.elapsed_time(end) for start, end in events)
-
-
-def time_launches(launch, mode):
-    torch.cuda.synchronize()
-    time.sleep(IDLE_S)
-    launch_times(launch, NUM_WARM_UPS)
-    if mode == "sustained":
-        launch_times(launch, max(1, int(SUSTAINED_MS / launch_times(launch, 3)[1])))
-    return launch_times(launch, NUM_RUNS)[NUM_RUNS // 2]
-
-
 torch._dynamo.config.cache_size_limit = 64  # one entry a mask, head dim and length
 compiled_flex = torch.compile(flex_attention, dynamic=False)
 
@@ -182,7 +163,7 @@ def flex(args, name, hdim, seqlen, params):
     if name == "softcap":
         score = lambda s, b, h, row, key: 30 * torch.tanh(s / 30)
     launch = lambda: compiled_flex(q, k, v, score_mod=score, block_mask=mask)
-    return {mode: time_launches(launch, mode) for mode in args.mode.split(",")}, prepare_ms
+    return {mode: time_launch(launch, mode) for mode in args.mode.split(",")}, prepare_ms
 
 
 def main():

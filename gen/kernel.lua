@@ -268,34 +268,35 @@ function mma.forward(problem, s)
     }
 end
 
--- D, for kernels whose sum of dQ, if they have one, has so many floats a row, in tiles of so many rows; without a number of floats
--- for those that take turns in adding to tiles of so many rows.
-local function backward_delta(problem, sum_columns, sum_tile)
-    local rows, turns = 16, sum_tile ~= nil and sum_columns == nil
-    local constants = {
-        {"dim_v", problem.dv, "head dim of v and o"},
-        {"tile_q", rows, "rows of a block"},
-        {"threads", 128, "threads of a block"},
-    }
-    if turns then
-        append(constants, {{"dim_qk", problem.d, "head dim of q and k"}, {"dq_tile", sum_tile, "rows of a tile of dQ"},
-                           {"turns", TURNS, "of a tile of dQ"}})
-    elseif sum_columns then
-        append(constants, {{"sum_columns", sum_columns, "floats of a row of the sum of dQ"},
-                           {"sum_tile", sum_tile, "rows of which it has a multiple"}})
-    end
+-- What backward_delta clears besides making D: a sum of dQ of so many floats a row, in tiles of so many rows, or turns of such tiles.
+local function clears_sum(columns, tile)
+    return {title = "dQ sum = 0", phase = "clear the sum of dQ", constants = {
+        {"sum_columns", columns, "floats of a row of the sum of dQ"}, {"sum_tile", tile, "rows of which it has a multiple"}}}
+end
+
+local function clears_turns(problem, tile)
+    return {title = "nobody has had a turn", phase = "clear turns, and dQ that nobody may add to", constants = {
+        {"dim_qk", problem.d, "head dim of q and k"}, {"dq_tile", tile, "rows of a tile of dQ"}, {"turns", TURNS, "of a tile of dQ"}}}
+end
+
+local function backward_delta(problem, clears)
+    local rows, title = 16, "D = rowsum(dO * O) - dLSE"
     return {
-        name = "backward_delta", template = "mma/backward_delta.cu",
-        title = "D = rowsum(dO * O) - dLSE" .. (sum_columns and "; dQ sum = 0" or turns and "; nobody has had a turn" or ""),
-        threads = 128, constants = constants, shared = {},
-        phases = {"D of each row", sum_columns and "clear the sum of dQ" or turns and "clear turns, and dQ that nobody may add to" or nil},
+        name = "backward_delta", template = "mma/backward_delta.cu", title = clears and title .. "; " .. clears.title or title,
+        threads = 128,
+        constants = append({
+            {"dim_v", problem.dv, "head dim of v and o"},
+            {"tile_q", rows, "rows of a block"},
+            {"threads", 128, "threads of a block"},
+        }, clears and clears.constants or {}),
+        shared = {},
+        phases = {"D of each row", clears and clears.phase},
         grid = {heads = "heads_q", seq = "seq_q", rows = rows},
     }
 end
 
 function mma.backward_delta(problem)
-    if problem.deterministic then return backward_delta(problem) end
-    return backward_delta(problem, (head_dims(problem)), 1)
+    return backward_delta(problem, not problem.deterministic and clears_sum((head_dims(problem)), 1) or nil)
 end
 
 -- Columns of dQ a warp of backward_dkv computes at once: all, or as many pairs as leave room beside dK and dV.
@@ -551,14 +552,9 @@ local function hopper_backward_shared(problem, s)
 end
 
 function hopper.backward_delta(problem, s)
-    local k
-    if has_own_dq(problem, s) then
-        k = backward_delta(problem)
-    elseif s.dq_turns == 1 then
-        k = backward_delta(problem, nil, s.tile_q)
-    else
-        k = backward_delta(problem, select(2, hopper_dq(problem, s)), s.tile_q)
-    end
+    local clears = not has_own_dq(problem, s)
+        and (s.dq_turns == 1 and clears_turns(problem, s.tile_q) or clears_sum(select(2, hopper_dq(problem, s)), s.tile_q)) or nil
+    local k = backward_delta(problem, clears)
     k.overlapped = true
     return k
 end

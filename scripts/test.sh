@@ -14,7 +14,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 PARTS=64
 # Numbers, not memory, are what these are about (and `emulate` changes stacks): under sanitizers they would take all the
 # time there is. A few of their cases, label quick, stand for them there.
-HEAVY='^(cases|emulate|numerics|properties|kernels|standalone|example_minilm)$'
+HEAVY='^(cases|emulate|numerics|properties|kernels|example_minilm)$'
 
 part="$(($(git -C "$root" rev-list --count HEAD 2>/dev/null || echo 0) % PARTS))/$PARTS"
 limit_s=600

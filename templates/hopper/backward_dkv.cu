@@ -1,7 +1,7 @@
 //@ -- Of dQ a warpgroup makes one of two tiles of 64 queries; or half of the columns, a chunk of 64 where there are two.
 //@ local two_tiles, two_chunks = c.tile_q == 128, c.chunks_qk == 2
 //@ local adds_dq = c.own_dq == 0  -- else it is made by hopper/backward_dq.cu
-//@ local takes_turns = adds_dq and c.dq_turns == 1
+//@ local takes_turns = c.dq_turns == 1
 //@ local turn_batch = math.min(4, c.dq_columns // 8)  -- reads under way at once
 //@ local finds_nonfinite = has_mask and adds_dq
 //@ -- where tiles are no longer than the keys of a warpgroup, and registers suffice
@@ -199,12 +199,16 @@ static __device__ __forceinline__ void finish_four(const Rows *rows, const LoomA
     if (rows->count > 8) *(unsigned *)(rows->first + 8 * args->dq_stride_seq + column) = pack(z * scale, w * scale);
 }
 
-// Adds dQ, in the order of accumulators: a thread's four numbers lie side by side. Who is the first puts, who is the last takes the
-// sum and writes dQ.
+//@ end
+// Adds dQ, in the order of accumulators: a thread's four numbers lie side by side.
+//@ if takes_turns then
+// Who is the first puts it there, who is the last takes the sum and writes dQ.
+//@ end
 static __device__ __forceinline__ void add_dq(const float (&dq)[dq_columns / 2], const Consumer *consumer, const Before *before) {
     if (!consumer->args->dq) return;
-    await_turn(consumer, before);
     float *to = dq_of(consumer, before);
+//@ if takes_turns then
+    await_turn(consumer, before);
     if (__all_sync(~0u, before->turn & is_last_turn)) {
         const bool alone = before->turn == is_last_turn;
         const Rows rows = rows_of_dq(consumer, before);
@@ -226,20 +230,11 @@ static __device__ __forceinline__ void add_dq(const float (&dq)[dq_columns / 2],
         for (int j = 0; j < dq_columns / 8; ++j) put_four(to + j * (4 * 128), dq[4 * j], dq[4 * j + 1], dq[4 * j + 2], dq[4 * j + 3]);
         return;
     }
-#pragma unroll
-    for (int j = 0; j < dq_columns / 8; ++j) add_four(to + j * (4 * 128), dq[4 * j], dq[4 * j + 1], dq[4 * j + 2], dq[4 * j + 3]);
-}
-
-//@ else
-// Adds dQ, in the order of accumulators: a thread's four numbers lie side by side.
-static __device__ __forceinline__ void add_dq(const float (&dq)[dq_columns / 2], const Consumer *consumer, const Before *before) {
-    if (!consumer->args->dq) return;
-    float *to = dq_of(consumer, before);
-#pragma unroll
-    for (int j = 0; j < dq_columns / 8; ++j) add_four(to + j * (4 * 128), dq[4 * j], dq[4 * j + 1], dq[4 * j + 2], dq[4 * j + 3]);
-}
-
 //@ end
+#pragma unroll
+    for (int j = 0; j < dq_columns / 8; ++j) add_four(to + j * (4 * 128), dq[4 * j], dq[4 * j + 1], dq[4 * j + 2], dq[4 * j + 3]);
+}
+
 //@ if has_mask then
 // Adds dQ of a tile some of whose keys are not finite, this thread's part 4 numbers at a time.
 //@ if takes_turns then

@@ -139,8 +139,9 @@ static __device__ __forceinline__ void push_plan(unsigned smem, Plan *plans, uns
     unsigned count = 0;
     int nth = 0;
 //@ if dealt then
+    const int num_works = lists.heads * lists.tiles;  // each block asks once more than it finds one
     Work found;
-    for (unsigned place = blockIdx.x; work_of(args, &lists, place, &found); place = gridDim.x + taken_before(args, lists.heads * lists.tiles)) {  // one more each than there are works
+    for (unsigned place = blockIdx.x; work_of(args, &lists, place, &found); place = gridDim.x + taken_before(args, num_works)) {
 //@ else
     for (int round = 0; round < rounds.count; ++round) {
         Work found;
@@ -168,7 +169,7 @@ static __device__ __forceinline__ void push_plan(unsigned smem, Plan *plans, uns
             visit = next;
         } while (visit.tile >= 0);
 //@ if dealt then
-        if (nth == 0 && leader) begin_taking(args, lists.heads * lists.tiles);
+        if (nth == 0 && leader) begin_taking(args, num_works);
 //@ end
         ++nth;
     }
